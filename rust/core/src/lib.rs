@@ -1,0 +1,14 @@
+//! Decision core of neuron-sched: which requests run in the next step, how many tokens each gets, and
+//! what compiled shape the step is padded to.
+//!
+//! The core knows requests by a compact [`request::Row`]; names, clocks and tensors belong to its
+//! callers. It reads no clock, no environment and no randomly seeded map: equal calls give equal answers.
+//! "Does not fit now" is an answer ([`ledger::Wait`]), a caller's mistake is an [`error::Error`], and a
+//! panic is always a fault of the core itself.
+#![forbid(unsafe_code)]
+
+pub mod bucket;
+pub mod config;
+pub mod error;
+pub mod queue;
+pub mod request;

@@ -1,0 +1,245 @@
+//! The waiting queue. Order is decided here and nowhere else: first come first served, or by priority.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::request::Row;
+
+/// First come, first served. Constant-time push and pop; removing from the middle leaves a gap that is
+/// closed later, so that a burst of cancellations costs no more than the queue is long.
+#[derive(Clone, Debug, Default)]
+pub struct Fifo {
+    /// In order of arrival; `None` where a request left from the middle. The first entry is never a gap.
+    entries: VecDeque<(u64, Option<Row>)>,
+    gaps: usize,
+    next: u64,
+}
+
+impl Fifo {
+    /// Appends `row` and returns its ticket, with which it can be removed.
+    pub fn push(&mut self, row: Row) -> u64 {
+        let ticket = self.next;
+        self.next += 1;
+        self.entries.push_back((ticket, Some(row)));
+        ticket
+    }
+
+    /// The oldest request.
+    pub fn head(&self) -> Option<Row> {
+        self.entries.front().and_then(|&(_, row)| row)
+    }
+
+    /// Takes the oldest request out.
+    pub fn pop(&mut self) -> Option<Row> {
+        let (_, row) = self.entries.pop_front()?;
+        self.trim();
+        row
+    }
+
+    /// Removes the request that was pushed under `ticket`; `false` when it is no longer here.
+    pub fn remove(&mut self, ticket: u64) -> bool {
+        let Ok(i) = self.entries.binary_search_by_key(&ticket, |&(t, _)| t) else { return false };
+        if self.entries[i].1.take().is_none() {
+            return false;
+        }
+        self.gaps += 1;
+        self.trim();
+        if self.gaps > self.entries.len() / 2 {
+            self.close_gaps();
+        }
+        true
+    }
+
+    /// Number of requests that wait.
+    pub fn len(&self) -> usize {
+        self.entries.len() - self.gaps
+    }
+
+    /// Whether nobody waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The request at `position`, counted from the oldest. Closes the gaps first.
+    pub fn get(&mut self, position: usize) -> Option<Row> {
+        if self.gaps > 0 {
+            self.close_gaps();
+        }
+        self.entries.get(position).and_then(|&(_, row)| row)
+    }
+
+    /// All that wait, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = Row> + '_ {
+        self.entries.iter().filter_map(|&(_, row)| row)
+    }
+
+    /// Bytes of memory held, spare room included.
+    pub fn heap_bytes(&self) -> usize {
+        self.entries.capacity() * size_of::<(u64, Option<Row>)>()
+    }
+
+    fn trim(&mut self) {
+        while let Some((_, None)) = self.entries.front() {
+            self.entries.pop_front();
+            self.gaps -= 1;
+        }
+    }
+
+    fn close_gaps(&mut self) {
+        self.entries.retain(|(_, row)| row.is_some());
+        self.gaps = 0;
+    }
+}
+
+/// How waiting requests are ordered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Policy {
+    /// First come, first served.
+    #[default]
+    Fcfs,
+    /// The lower number first, ties in order of arrival.
+    Priority,
+}
+
+impl Policy {
+    /// The policy of that name, as configurations spell it.
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "fcfs" => Some(Self::Fcfs),
+            "priority" => Some(Self::Priority),
+            _ => None,
+        }
+    }
+
+    /// The name that configurations use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fcfs => "fcfs",
+            Self::Priority => "priority",
+        }
+    }
+}
+
+/// Where a request stands in a [`Queue`]: what [`Queue::remove`] wants back.
+pub type Ticket = u64;
+
+/// The waiting queue under either policy.
+#[derive(Clone, Debug)]
+pub enum Queue {
+    /// First come, first served.
+    Fcfs(Fifo),
+    /// By priority; the second part of the key is the order of arrival.
+    Priority {
+        /// Who waits, best first.
+        entries: BTreeMap<(i64, Ticket), Row>,
+        /// The ticket of the next arrival.
+        next: Ticket,
+    },
+}
+
+impl Queue {
+    /// An empty queue.
+    pub fn new(policy: Policy) -> Self {
+        match policy {
+            Policy::Fcfs => Self::Fcfs(Fifo::default()),
+            Policy::Priority => Self::Priority { entries: BTreeMap::new(), next: 0 },
+        }
+    }
+
+    /// Adds a request and returns its ticket.
+    pub fn push(&mut self, row: Row, priority: i64) -> Ticket {
+        match self {
+            Self::Fcfs(fifo) => fifo.push(row),
+            Self::Priority { entries, next } => {
+                let ticket = *next;
+                *next += 1;
+                entries.insert((priority, ticket), row);
+                ticket
+            }
+        }
+    }
+
+    /// Who is next.
+    pub fn head(&self) -> Option<Row> {
+        match self {
+            Self::Fcfs(fifo) => fifo.head(),
+            Self::Priority { entries, .. } => entries.first_key_value().map(|(_, &row)| row),
+        }
+    }
+
+    /// Takes the next one out.
+    pub fn pop(&mut self) -> Option<Row> {
+        match self {
+            Self::Fcfs(fifo) => fifo.pop(),
+            Self::Priority { entries, .. } => entries.pop_first().map(|(_, row)| row),
+        }
+    }
+
+    /// Removes the request of that priority and ticket; `false` when it is no longer here.
+    pub fn remove(&mut self, priority: i64, ticket: Ticket) -> bool {
+        match self {
+            Self::Fcfs(fifo) => fifo.remove(ticket),
+            Self::Priority { entries, .. } => entries.remove(&(priority, ticket)).is_some(),
+        }
+    }
+
+    /// Number of requests that wait.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Fcfs(fifo) => fifo.len(),
+            Self::Priority { entries, .. } => entries.len(),
+        }
+    }
+
+    /// Whether nobody waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The first `count` that wait, best first.
+    pub fn first(&self, count: usize) -> impl Iterator<Item = Row> + '_ {
+        let (fifo, entries) = match self {
+            Self::Fcfs(fifo) => (Some(fifo.iter()), None),
+            Self::Priority { entries, .. } => (None, Some(entries.values().copied())),
+        };
+        fifo.into_iter().flatten().chain(entries.into_iter().flatten()).take(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::Rows;
+
+    fn rows(n: usize) -> Vec<Row> {
+        let mut slab = Rows::default();
+        (0..n).map(|_| slab.insert(())).collect()
+    }
+
+    #[test]
+    fn fifo_keeps_order_over_removals() {
+        let rows = rows(6);
+        let mut queue = Fifo::default();
+        let tickets: Vec<u64> = rows.iter().map(|&row| queue.push(row)).collect();
+        assert!(queue.remove(tickets[2]) && queue.remove(tickets[0]) && !queue.remove(tickets[2]));
+        assert_eq!(queue.len(), 4);
+        assert_eq!(queue.head(), Some(rows[1]));
+        assert_eq!(queue.get(1), Some(rows[3]));
+        assert!(queue.remove(tickets[4]));
+        assert_eq!(queue.iter().collect::<Vec<_>>(), [rows[1], rows[3], rows[5]]);
+        assert_eq!(
+            [queue.pop(), queue.pop(), queue.pop(), queue.pop()],
+            [Some(rows[1]), Some(rows[3]), Some(rows[5]), None]
+        );
+        assert!(queue.is_empty() && !queue.remove(tickets[5]));
+    }
+
+    #[test]
+    fn priority_lower_number_first_then_arrival() {
+        let rows = rows(4);
+        let mut queue = Queue::new(Policy::Priority);
+        let tickets: Vec<Ticket> = [5, 3, 0, 3].iter().zip(&rows).map(|(&p, &row)| queue.push(row, p)).collect();
+        assert_eq!(queue.first(9).collect::<Vec<_>>(), [rows[2], rows[1], rows[3], rows[0]]);
+        assert!(queue.remove(3, tickets[1]) && !queue.remove(3, tickets[1]));
+        assert_eq!([queue.pop(), queue.pop(), queue.pop()], [Some(rows[2]), Some(rows[3]), Some(rows[0])]);
+    }
+}

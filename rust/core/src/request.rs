@@ -1,0 +1,106 @@
+//! Requests as the core knows them: a compact handle, and the slab that handles point into.
+
+/// Handle of a request in one scheduler. A stale handle (its request is gone) never finds a newer
+/// request, since the generation of a reused place differs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Row {
+    index: u32,
+    generation: u32,
+}
+
+impl Row {
+    /// The place in tables that the caller keeps beside the scheduler: below the number of requests that
+    /// were ever alive together, used again once a request is gone.
+    pub fn index(self) -> usize {
+        self.index as usize
+    }
+}
+
+/// A slab: constant-time insert, look-up and removal, no move of what stays.
+#[derive(Clone, Debug)]
+pub struct Rows<T> {
+    slots: Vec<Slot<T>>,
+    free: Vec<u32>,
+}
+
+#[derive(Clone, Debug)]
+struct Slot<T> {
+    generation: u32,
+    value: Option<T>,
+}
+
+impl<T> Default for Rows<T> {
+    fn default() -> Self {
+        Self { slots: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<T> Rows<T> {
+    /// Keeps `value` and returns its handle.
+    pub fn insert(&mut self, value: T) -> Row {
+        if let Some(index) = self.free.pop() {
+            let slot = &mut self.slots[index as usize];
+            slot.value = Some(value);
+            return Row { index, generation: slot.generation };
+        }
+        let index = u32::try_from(self.slots.len()).expect("fewer than 2^32 live requests");
+        self.slots.push(Slot { generation: 0, value: Some(value) });
+        Row { index, generation: 0 }
+    }
+
+    /// The value behind `row`, or `None` when it is gone.
+    pub fn get(&self, row: Row) -> Option<&T> {
+        let slot = self.slots.get(row.index())?;
+        if slot.generation == row.generation { slot.value.as_ref() } else { None }
+    }
+
+    /// As [`Rows::get`], to change.
+    pub fn get_mut(&mut self, row: Row) -> Option<&mut T> {
+        let slot = self.slots.get_mut(row.index())?;
+        if slot.generation == row.generation { slot.value.as_mut() } else { None }
+    }
+
+    /// Takes the value out and frees its place.
+    pub fn remove(&mut self, row: Row) -> Option<T> {
+        let slot = self.slots.get_mut(row.index())?;
+        if slot.generation != row.generation {
+            return None;
+        }
+        let value = slot.value.take()?;
+        slot.generation = slot.generation.wrapping_add(1);
+        self.free.push(row.index);
+        Some(value)
+    }
+
+    /// Number of values kept.
+    pub fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Whether nothing is kept.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of memory held by the slab itself, spare room included.
+    pub fn heap_bytes(&self) -> usize {
+        self.slots.capacity() * size_of::<Slot<T>>() + self.free.capacity() * size_of::<u32>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stale_handle_finds_nothing() {
+        let mut rows = Rows::default();
+        let a = rows.insert('a');
+        assert_eq!(rows.remove(a), Some('a'));
+        let b = rows.insert('b');
+        assert_eq!(a.index(), b.index());
+        assert_eq!((rows.get(a), rows.get(b)), (None, Some(&'b')));
+        assert_eq!(rows.remove(a), None);
+        assert_eq!(rows.len(), 1);
+    }
+}

@@ -1,0 +1,31 @@
+//! Shared access to a core object from any thread, and the wall that no panic crosses.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::PyResult;
+use pyo3::exceptions::PyRuntimeError;
+
+/// A core object behind a lock. A panic inside [`Guarded::with`] is a fault of the core: it is raised as
+/// RuntimeError, and the object, whose state is then unknown, refuses every later call.
+#[derive(Debug)]
+pub(crate) struct Guarded<T>(Mutex<T>);
+
+impl<T> Guarded<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(Mutex::new(value))
+    }
+
+    /// Calls `f` with the object. `f` must not call into Python code that could come back here.
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> PyResult<R> {
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let mut value = self.0.lock().map_err(|PoisonError { .. }| ())?;
+            Ok(f(&mut value))
+        }));
+        match outcome {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(())) => Err(PyRuntimeError::new_err("an earlier internal error left this object unusable")),
+            Err(_) => Err(PyRuntimeError::new_err("internal error of neuron-sched; this object is now unusable")),
+        }
+    }
+}

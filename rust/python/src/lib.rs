@@ -1,0 +1,32 @@
+//! Python binding of `neuron-sched-core`: convert, call one core function, convert back.
+//! Scheduling is decided in the core only.
+
+mod config;
+mod error;
+mod guard;
+
+use pyo3::prelude::*;
+
+/// Native half of `neuron_sched`; use the names that the package exports.
+#[pymodule(gil_used = false)]
+mod _native {
+    use super::{Bound, PyModule, PyModuleMethods, PyResult};
+
+    #[pymodule_export]
+    use super::build_info;
+    #[pymodule_export]
+    use super::config::{Buckets, NeuronConfig};
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}
+
+/// What this library was built from.
+#[pyfunction]
+fn build_info() -> std::collections::BTreeMap<&'static str, Option<&'static str>> {
+    let profile = if cfg!(debug_assertions) { "debug" } else { env!("BUILD_PROFILE") };
+    let commit = Some(env!("BUILD_COMMIT")).filter(|commit| !commit.is_empty());
+    [("profile", Some(profile)), ("commit", commit), ("target", Some(env!("BUILD_TARGET")))].into()
+}
