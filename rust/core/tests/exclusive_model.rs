@@ -43,8 +43,10 @@ struct Reference {
     emitted: Vec<Emitted>,
     /// The tokens of the last completion, as the scheduler is to be given them.
     tokens: Option<Vec<Option<u32>>>,
-    /// Whether somebody came since the pending step was planned.
+    /// Whether somebody came or left since the pending step was planned.
     disturbed: bool,
+    /// How many decode steps the last call completed at once.
+    repeated: u32,
 }
 
 impl Reference {
@@ -83,6 +85,7 @@ impl ReferenceStateMachine for Reference {
             emitted: Vec::new(),
             tokens: None,
             disturbed: false,
+            repeated: 0,
         };
         model::cases::configs().prop_map(start).boxed()
     }
@@ -148,6 +151,7 @@ impl ReferenceStateMachine for Reference {
             &Call::CompleteDecodes { times } => {
                 let certain = if state.disturbed || state.model.outstanding.len() > 1 { 1 } else { times };
                 let times = state.repeats(certain);
+                state.repeated = times;
                 for more in (0..times).rev() {
                     state.emitted = state.model.complete(None);
                     if more > 0 {
@@ -302,6 +306,7 @@ impl StateMachineTest for ExclusiveModel {
                 let planned_ahead = subject.steps.len() > 1;
                 assert!(!planned_ahead || horizon == 1, "nothing is certain beside a step ahead");
                 let times = if subject.disturbed { 1 } else { times.min(horizon) };
+                assert_eq!(times, state.repeated, "the horizon is {horizon}");
                 let completion = subject.complete(Tokens::LeftOut, Some(times));
                 subject.assert_emitted(&completion, &state.emitted);
             }

@@ -488,8 +488,8 @@ impl Model {
             Wait::Slots
         } else if !self.unfinished(&computed).is_empty() {
             Wait::PrefillInProgress
-        } else if left == Some((head, Wait::PrefillBatchFull)) {
-            Wait::PrefillBatchFull
+        } else if let Some((_, why @ (Wait::PrefillInProgress | Wait::PrefillBatchFull))) = left {
+            why
         } else if self.reserved() + self.need(head) > self.config.num_blocks {
             Wait::Kv
         } else if !self.outstanding.is_empty() {
