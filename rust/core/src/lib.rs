@@ -9,6 +9,8 @@
 
 pub mod bucket;
 pub mod config;
+pub mod cost;
+pub mod decimal;
 pub mod error;
 pub mod queue;
 pub mod request;
