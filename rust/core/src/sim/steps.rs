@@ -1,5 +1,6 @@
 //! The steps of a replay, kept as runs of equal steps.
 
+use super::spread::seconds;
 use crate::step::Kind;
 
 /// What one request had in a step.
@@ -24,6 +25,18 @@ pub struct Recorded<'a> {
     pub entries: &'a [Entry],
     /// Tokens as padded.
     pub padded: u32,
+}
+
+impl Recorded<'_> {
+    /// Seconds from time zero to its start.
+    pub fn start_s(&self) -> f64 {
+        seconds(self.start)
+    }
+
+    /// Seconds from time zero to its end.
+    pub fn end_s(&self) -> f64 {
+        seconds(self.end)
+    }
 }
 
 /// Steps in time order.
