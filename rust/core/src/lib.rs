@@ -10,5 +10,6 @@
 pub mod bucket;
 pub mod config;
 pub mod error;
+pub mod mixed;
 pub mod queue;
 pub mod request;
