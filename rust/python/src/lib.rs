@@ -5,6 +5,9 @@ mod config;
 mod error;
 mod guard;
 mod simulate;
+mod request;
+mod scheduler;
+mod step;
 
 use pyo3::prelude::*;
 
@@ -19,6 +22,11 @@ mod _native {
     use super::config::{Buckets, NeuronConfig};
     #[pymodule_export]
     use super::simulate::{Cost, ReplayReport, TraceRequest, replay};
+    use super::request::{Request, RequestState};
+    #[pymodule_export]
+    use super::scheduler::{BucketScheduler, Explanation};
+    #[pymodule_export]
+    use super::step::{Outcome, Outcomes, Step};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
