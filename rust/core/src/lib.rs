@@ -15,6 +15,7 @@ pub mod error;
 pub mod exclusive;
 pub mod kv_cache;
 pub mod ledger;
+pub mod mixed;
 pub mod phase;
 pub mod prefix;
 pub mod queue;
