@@ -4,6 +4,9 @@
 mod config;
 mod error;
 mod guard;
+mod request;
+mod scheduler;
+mod step;
 
 use pyo3::prelude::*;
 
@@ -16,6 +19,12 @@ mod _native {
     use super::build_info;
     #[pymodule_export]
     use super::config::{Buckets, NeuronConfig};
+    #[pymodule_export]
+    use super::request::{Request, RequestState};
+    #[pymodule_export]
+    use super::scheduler::{BucketScheduler, Explanation};
+    #[pymodule_export]
+    use super::step::{Outcome, Outcomes, Step};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
