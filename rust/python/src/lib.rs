@@ -4,9 +4,9 @@
 mod config;
 mod error;
 mod guard;
-mod simulate;
 mod request;
 mod scheduler;
+mod simulate;
 mod step;
 
 use pyo3::prelude::*;
@@ -21,10 +21,11 @@ mod _native {
     #[pymodule_export]
     use super::config::{Buckets, NeuronConfig};
     #[pymodule_export]
-    use super::simulate::{Cost, ReplayReport, TraceRequest, replay};
     use super::request::{Request, RequestState};
     #[pymodule_export]
     use super::scheduler::{BucketScheduler, Explanation};
+    #[pymodule_export]
+    use super::simulate::{Cost, ReplayReport, TraceRequest, replay};
     #[pymodule_export]
     use super::step::{Outcome, Outcomes, Step};
 
