@@ -1,8 +1,8 @@
 """Continuous-batching scheduler for compiled-shape accelerators."""
 
 from neuron_sched._native import (
-    BucketScheduler,
     Buckets,
+    BucketScheduler,
     Explanation,
     NeuronConfig,
     Outcome,
