@@ -2,8 +2,10 @@
 //! Scheduling is decided in the core only.
 
 mod config;
+mod count;
 mod error;
 mod guard;
+mod mixed;
 
 use pyo3::prelude::*;
 
@@ -16,6 +18,9 @@ mod _native {
     use super::build_info;
     #[pymodule_export]
     use super::config::{Buckets, NeuronConfig};
+
+    #[pymodule_export]
+    use super::mixed::{Req, Requests, Scheduler};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
