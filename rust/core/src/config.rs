@@ -348,10 +348,14 @@ impl Check {
         for &(size, cost) in table? {
             match u32::try_from(size) {
                 Ok(size @ 1..=TOKENS_MAX) if cost.is_finite() && (0.0..=1e9).contains(&cost) => {
-                    costs.push((size, cost))
+                    costs.push((size, cost));
                 }
                 _ => {
-                    self.fault(FIELD, format!("{size}: {cost}"), "padded tokens from 1, each with a cost from 0 to 1e9")
+                    self.fault(
+                        FIELD,
+                        format!("{size}: {cost}"),
+                        "padded tokens from 1, each with a cost from 0 to 1e9",
+                    );
                 }
             }
         }

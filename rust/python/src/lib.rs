@@ -6,6 +6,9 @@ mod count;
 mod error;
 mod guard;
 mod mixed;
+mod request;
+mod scheduler;
+mod step;
 
 use pyo3::prelude::*;
 
@@ -18,9 +21,14 @@ mod _native {
     use super::build_info;
     #[pymodule_export]
     use super::config::{Buckets, NeuronConfig};
-
     #[pymodule_export]
     use super::mixed::{Req, Requests, Scheduler};
+    #[pymodule_export]
+    use super::request::{Request, RequestState};
+    #[pymodule_export]
+    use super::scheduler::{BucketScheduler, Explanation};
+    #[pymodule_export]
+    use super::step::{Outcome, Outcomes, Step};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
