@@ -1,6 +1,6 @@
 //! `Requests`: one of the scheduler's two queues, seen as a sequence.
 
-use pyo3::exceptions::PyIndexError;
+use pyo3::exceptions::{PyIndexError, PyOverflowError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::pyclass::CompareOp;
@@ -43,9 +43,12 @@ impl Requests {
         if index.is_instance_of::<PySlice>() {
             return self.list(py)?.into_any().get_item(index);
         }
-        let index: isize = index.extract()?;
+        let out_of_range = || PyIndexError::new_err("index out of range");
+        let index: isize = index
+            .extract()
+            .map_err(|error: PyErr| if error.is_instance_of::<PyOverflowError>(py) { out_of_range() } else { error })?;
         let req = self.scheduler.get().queued_at(py, self.queue, index)?;
-        req.map(|req| req.into_bound(py).into_any()).ok_or_else(|| PyIndexError::new_err("index out of range"))
+        req.map(|req| req.into_bound(py).into_any()).ok_or_else(out_of_range)
     }
 
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
