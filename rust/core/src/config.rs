@@ -4,9 +4,7 @@ use crate::bucket::Buckets;
 use crate::error::{Error, Fault};
 use crate::queue::Policy;
 
-/// The largest count of tokens, requests or blocks that a configuration may name: positions and token ids
-/// travel as 32-bit signed integers.
-pub const TOKENS_MAX: u32 = i32::MAX as u32;
+pub use crate::request::TOKENS_MAX;
 
 /// The smallest default token bucket.
 const FIRST_TOKEN_BUCKET: u32 = 128;
@@ -348,10 +346,14 @@ impl Check {
         for &(size, cost) in table? {
             match u32::try_from(size) {
                 Ok(size @ 1..=TOKENS_MAX) if cost.is_finite() && (0.0..=1e9).contains(&cost) => {
-                    costs.push((size, cost))
+                    costs.push((size, cost));
                 }
                 _ => {
-                    self.fault(FIELD, format!("{size}: {cost}"), "padded tokens from 1, each with a cost from 0 to 1e9")
+                    self.fault(
+                        FIELD,
+                        format!("{size}: {cost}"),
+                        "padded tokens from 1, each with a cost from 0 to 1e9",
+                    );
                 }
             }
         }
