@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from neuron_sched.trace import BadRow, TraceError, TraceRequest, read_trace, synthetic, write_trace
 
 TRACES = Path(__file__).parents[2] / "shared" / "traces"
@@ -152,7 +151,7 @@ def test_arrivals_as_date_times_are_exact(path: Path, cells: list[str], expected
 
 def test_json_arrivals_never_pass_through_a_float(path: Path):
     rows = [
-        '{"arrival_s": %s, "prompt_tokens": 1, "output_tokens": 1}' % cell for cell in ("0", "1700000000.123456789")
+        f'{{"arrival_s": {cell}, "prompt_tokens": 1, "output_tokens": 1}}' for cell in ("0", "1700000000.123456789")
     ]
     assert read_trace(written(path, "\n".join(rows)))[1].arrival_ns == 1_700_000_000_123_456_789
 

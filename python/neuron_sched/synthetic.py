@@ -33,7 +33,7 @@ def synthetic(
     The first one arrives at 0, the others `rate_per_s` a second on average. Lengths spread by a factor of about 2.3
     (prompts) and 1.9 (outputs) around their medians and end at their maxima. Raises ValueError naming what is wrong.
     """
-    counts = {
+    counts: dict[str, object] = {
         "requests": requests,
         "prompt_tokens_median": prompt_tokens_median,
         "output_tokens_median": output_tokens_median,
@@ -41,9 +41,9 @@ def synthetic(
         "output_tokens_max": output_tokens_max,
     }
     for name, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        if type(count) is not int or count < 1:
             raise ValueError(f"{name}: {count!r}: expected a whole number from 1")
-    if isinstance(seed, bool) or not isinstance(seed, int):
+    if type(seed) is not int:
         raise ValueError(f"seed: {seed!r}: expected a whole number")
     if not RATE_PER_S_MIN <= rate_per_s <= GRID_PER_S:
         raise ValueError(f"rate_per_s: {rate_per_s!r}: expected a number from {RATE_PER_S_MIN} to {GRID_PER_S}")

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from neuron_sched._native import TraceRequest
 from neuron_sched.synthetic import synthetic
-from neuron_sched.trace_fields import BadField, Moment, arrival, count, hash_ids, identifier, priority, whole
+from neuron_sched.trace_fields import FieldError, Moment, arrival, count, hash_ids, identifier, priority, whole
 from neuron_sched.trace_writer import encode_trace, write_trace
 
 __all__ = ["BadRow", "Trace", "TraceError", "TraceRequest", "encode_trace", "read_trace", "synthetic", "write_trace"]
@@ -38,6 +38,9 @@ KNOWN_FORMATS = (
 
 Row = dict[str, object]
 """Field names in lower case to values: text from CSV, whatever JSON says from JSON lines."""
+
+Parse = Callable[[str], Row]
+"""Reads the text of a row; raises `FieldError`."""
 
 Line = tuple[int, str]
 """Its number in the file, from 1, and its text."""
@@ -101,7 +104,8 @@ def read_trace(path: str | os.PathLike[str], *, skip_bad: bool = False) -> Trace
     name = os.fspath(path)
     lines = _lines(name)
     if lines[0][1].lstrip().startswith("{"):
-        columns, parse = _json_format(name, lines), _json_row
+        columns: Columns = _json_format(name, lines)
+        parse: Parse = _json_row
     else:
         columns, parse = _csv_format(name, lines.pop(0))
     requests, bad_rows = _requests(name, columns, parse, lines)
@@ -141,11 +145,11 @@ def _recognise(names: Iterable[str]) -> Columns | None:
     return next((columns for columns in FORMATS if columns.prompt in present or columns.output in present), None)
 
 
-def _csv_format(name: str, first: Line) -> tuple[Columns, Callable[[str], Row]]:
+def _csv_format(name: str, first: Line) -> tuple[Columns, Parse]:
     number, line = first
     try:
         header = [cell.strip().lower() for cell in _cells(line)]
-    except BadField:
+    except FieldError:
         header = []
     columns = _recognise(header)
     if columns is None or not {columns.prompt, columns.output} <= set(header) or len(set(header)) < len(header):
@@ -157,9 +161,9 @@ def _csv_format(name: str, first: Line) -> tuple[Columns, Callable[[str], Row]]:
 def _csv_row(header: list[str], line: str) -> Row:
     cells = _cells(line)
     if len(cells) < len(header):
-        raise BadField(header[len(cells)], None, f"a row of {len(header)} fields")
+        raise FieldError(header[len(cells)], None, f"a row of {len(header)} fields")
     if any(cells[len(header) :]):
-        raise BadField("row", line, f"{len(header)} fields")
+        raise FieldError("row", line, f"{len(header)} fields")
     row: Row = {field: cell if field == "id" else whole(cell) for field, cell in zip(header, cells, strict=False)}
     return row
 
@@ -169,7 +173,7 @@ def _cells(line: str) -> list[str]:
     try:
         return next(csv.reader([line], strict=True, skipinitialspace=True))
     except csv.Error as error:
-        raise BadField("row", line, "a whole row of CSV") from error
+        raise FieldError("row", line, "a whole row of CSV") from error
 
 
 def _json_format(name: str, lines: list[Line]) -> Columns:
@@ -177,7 +181,7 @@ def _json_format(name: str, lines: list[Line]) -> Columns:
     for _, line in lines:
         try:
             columns = _recognise(_json_row(line))
-        except BadField:
+        except FieldError:
             continue
         if columns is not None:
             return columns
@@ -189,9 +193,9 @@ def _json_row(line: str) -> Row:
     try:
         value = json.loads(line, parse_float=Decimal, parse_constant=Decimal)
     except (ValueError, RecursionError) as error:  # ValueError: bad JSON, and a number of thousands of digits
-        raise BadField("row", line, expected) from error
+        raise FieldError("row", line, expected) from error
     if not isinstance(value, dict):
-        raise BadField("row", line, expected)
+        raise FieldError("row", line, expected)
     return {field.lower(): value for field, value in value.items()}
 
 
@@ -208,30 +212,55 @@ class _Checked:
     hash_ids: list[int] | None
 
 
-def _requests(
-    name: str, columns: Columns, parse: Callable[[str], Row], lines: list[Line]
-) -> tuple[list[TraceRequest], list[BadRow]]:
-    """The good rows as requests, counted from time zero, and the bad rows; both in the order of the file."""
-    checked: list[_Checked] = []
-    bad: list[tuple[int, BadField]] = []
-    moment: Moment | None = None
-    line_of_id: dict[str, int] = {}
-    for position, (line, text) in enumerate(lines):
+class _Rows:
+    """The rows of a file, read one after the other; good and bad ones, in the order of the file."""
+
+    def __init__(self, columns: Columns, parse: Parse) -> None:
+        self.good: list[_Checked] = []
+        self.bad: list[tuple[int, FieldError]] = []
+        self._columns = columns
+        self._parse = parse
+        self._moment: Moment | None = None
+        self._line_of_id: dict[str, int] = {}
+
+    def read(self, position: int, line: int, text: str) -> None:
         try:
-            row = parse(text)
-            moment = arrival(columns.arrival, row.get(columns.arrival), columns.decimals, moment)
-            request = _checked(line, moment, columns, row, default_id=str(position))
-            first = line_of_id.setdefault(request.id, line)
-            if first != line:
-                raise BadField("id", request.id, f"an id that line {first} does not have")
-            checked.append(request)
-        except BadField as fault:
-            bad.append((line, fault))
+            self.good.append(self._checked(position, line, text))
+        except FieldError as fault:
+            self.bad.append((line, fault))
+
+    def _checked(self, position: int, line: int, text: str) -> _Checked:
+        names = self._columns
+        row = self._parse(text)
+        # Kept though another field may be bad: the next row may have none and mean this one.
+        self._moment = arrival(names.arrival, row.get(names.arrival), names.decimals, self._moment)
+        prompt_tokens = count(names.prompt, row.get(names.prompt))
+        checked = _Checked(
+            line=line,
+            moment=self._moment,
+            prompt_tokens=prompt_tokens,
+            output_tokens=count(names.output, row.get(names.output)),
+            priority=priority("priority", row.get("priority")),
+            hash_ids=hash_ids("hash_ids", row.get("hash_ids"), prompt_tokens),
+            id=identifier("id", row.get("id"), default=str(position)),
+        )
+        first = self._line_of_id.setdefault(checked.id, line)
+        if first != line:
+            raise FieldError("id", checked.id, f"an id that line {first} does not have")
+        return checked
+
+
+def _requests(name: str, columns: Columns, parse: Parse, lines: list[Line]) -> tuple[list[TraceRequest], list[BadRow]]:
+    """The good rows as requests, counted from time zero, and the bad rows; both in the order of the file."""
+    rows = _Rows(columns, parse)
+    for position, (line, text) in enumerate(lines):
+        rows.read(position, line, text)
+    bad = rows.bad
     requests = []
-    for request, arrival_ns in zip(checked, _arrivals_ns(checked), strict=True):
+    for request, arrival_ns in zip(rows.good, _arrivals_ns(rows.good), strict=True):
         if arrival_ns > ARRIVAL_NS_MAX:
             most = f"at most {ARRIVAL_NS_MAX // 10**9} s after the earliest one"
-            bad.append((request.line, BadField(columns.arrival, arrival_ns // 10**9, most)))
+            bad.append((request.line, FieldError(columns.arrival, arrival_ns // 10**9, most)))
             continue
         requests.append(
             TraceRequest(
@@ -257,16 +286,3 @@ def _arrivals_ns(checked: list[_Checked]) -> list[int]:
     absolute = [row.moment.ns if row.moment else start for row in checked]
     zero = min(absolute, default=0)
     return [ns - zero for ns in absolute]
-
-
-def _checked(line: int, moment: Moment | None, columns: Columns, row: Row, *, default_id: str) -> _Checked:
-    prompt_tokens = count(columns.prompt, row.get(columns.prompt))
-    return _Checked(
-        line=line,
-        moment=moment,
-        prompt_tokens=prompt_tokens,
-        output_tokens=count(columns.output, row.get(columns.output)),
-        priority=priority("priority", row.get("priority")),
-        hash_ids=hash_ids("hash_ids", row.get("hash_ids"), prompt_tokens),
-        id=identifier("id", row.get("id"), default_id),
-    )

@@ -1,4 +1,4 @@
-"""The fields of a trace row: from text or JSON to a checked value, exactly, or a `BadField`."""
+"""The fields of a trace row: from text or JSON to a checked value, exactly, or a `FieldError`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DATE_TIME = re.compile(
 )
 
 
-class BadField(Exception):
+class FieldError(Exception):
     """A value that a row may not have; `value` None is a field that is missing or empty."""
 
     def __init__(self, field: str, value: object, expected: str) -> None:
@@ -64,7 +64,7 @@ def arrival(field: str, value: object, decimals: int, before: Moment | None) -> 
     if moment is None:
         moment = Moment(_nanoseconds(field, value, decimals), dated=False)
     if before is not None and moment.dated != before.dated:
-        raise BadField(field, value, f"a {'date-time' if before.dated else 'number'}, as in the rows before")
+        raise FieldError(field, value, f"a {'date-time' if before.dated else 'number'}, as in the rows before")
     return moment
 
 
@@ -76,7 +76,7 @@ def _nanoseconds(field: str, value: object, decimals: int) -> int:
     elif isinstance(value, (int, Decimal)) and not isinstance(value, bool):
         number = Decimal(value)
     if number is None or not number.is_finite() or not 0 <= number <= most:
-        raise BadField(field, value, f"a date-time or a number from 0 to {most}")
+        raise FieldError(field, value, f"a date-time or a number from 0 to {most}")
     return _half_up(number, decimals)
 
 
@@ -109,7 +109,7 @@ def whole(text: str) -> int | str:
 def count(field: str, value: object) -> int:
     """A number of tokens; no float, bool or text."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= TOKENS_MAX:
-        raise BadField(field, value, f"a whole number from 1 to {TOKENS_MAX}")
+        raise FieldError(field, value, f"a whole number from 1 to {TOKENS_MAX}")
     return value
 
 
@@ -118,7 +118,7 @@ def priority(field: str, value: object) -> int:
     if value is None or value == "":
         return 0
     if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**63:
-        raise BadField(field, value, "a whole number of 64 bits")
+        raise FieldError(field, value, "a whole number of 64 bits")
     return value
 
 
@@ -130,7 +130,7 @@ def identifier(field: str, value: object, default: str) -> str:
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    raise BadField(field, value, "text or a whole number")
+    raise FieldError(field, value, "text or a whole number")
 
 
 def hash_ids(field: str, value: object, prompt_tokens: int) -> list[int] | None:
@@ -140,8 +140,8 @@ def hash_ids(field: str, value: object, prompt_tokens: int) -> list[int] | None:
     least = -(-prompt_tokens // SEGMENT_TOKENS)
     expected = f"a list of at least {least} whole numbers, one for each {SEGMENT_TOKENS} tokens"
     if not isinstance(value, list) or len(value) < least:
-        raise BadField(field, value, expected)
+        raise FieldError(field, value, expected)
     for item in value:
         if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item < 2**64:
-            raise BadField(field, value, expected)
+            raise FieldError(field, value, expected)
     return value
