@@ -7,8 +7,20 @@
 //! panic is always a fault of the core itself.
 #![forbid(unsafe_code)]
 
+pub mod block_pool;
 pub mod bucket;
+pub mod chunk;
 pub mod config;
+pub mod cost;
+pub mod decimal;
 pub mod error;
+pub mod exclusive;
+pub mod kv_cache;
+pub mod ledger;
+pub mod mixed;
+pub mod phase;
+pub mod prefix;
 pub mod queue;
 pub mod request;
+pub mod sim;
+pub mod step;

@@ -195,6 +195,15 @@ impl Queue {
         self.len() == 0
     }
 
+    /// Bytes of memory held, spare room included; an upper estimate where the queue is a tree, whose nodes
+    /// are at least half full.
+    pub fn heap_bytes(&self) -> usize {
+        match self {
+            Self::Fcfs(fifo) => fifo.heap_bytes(),
+            Self::Priority { entries, .. } => 2 * entries.len() * size_of::<((i64, Ticket), Row)>(),
+        }
+    }
+
     /// The first `count` that wait, best first.
     pub fn first(&self, count: usize) -> impl Iterator<Item = Row> + '_ {
         let (fifo, entries) = match self {

@@ -1,4 +1,4 @@
-//! Requests as the core knows them: a compact handle, and the slab that handles point into.
+//! Requests as the core knows them: a compact handle, the slab that handles point into, and the prompt.
 
 /// The largest count of tokens, requests or blocks that anything may name: positions and token ids travel
 /// as 32-bit signed integers.
@@ -89,6 +89,81 @@ impl<T> Rows<T> {
     /// Bytes of memory held by the slab itself, spare room included.
     pub fn heap_bytes(&self) -> usize {
         self.slots.capacity() * size_of::<Slot<T>>() + self.free.capacity() * size_of::<u32>()
+    }
+}
+
+/// Tokens that one id of [`Prompt::Segments`] stands for, as in the Mooncake traces.
+pub const SEGMENT_TOKENS: u32 = 512;
+
+/// The prompt of a request. Without contents nothing of it can be shared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Prompt {
+    /// So many tokens, contents unknown.
+    Length(u32),
+    /// Token ids.
+    Tokens(Box<[u32]>),
+    /// Contents known by segments of [`SEGMENT_TOKENS`]: equal ids stand for equal tokens.
+    Segments {
+        /// One id a segment; the last may be cut short by the length.
+        ids: Box<[u64]>,
+        /// Tokens in all.
+        length: u32,
+    },
+}
+
+impl Prompt {
+    /// Number of tokens.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Length(length) | Self::Segments { length, .. } => *length as usize,
+            Self::Tokens(ids) => ids.len(),
+        }
+    }
+
+    /// Whether there is nothing to compute.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A number that tells the content of the token at `at` from every other content.
+    fn content(&self, at: u32) -> Option<u64> {
+        match self {
+            Self::Length(_) => None,
+            Self::Tokens(ids) => ids.get(at as usize).map(|&id| id.into()),
+            Self::Segments { ids, length } => {
+                let id = ids.get((at / SEGMENT_TOKENS) as usize)?;
+                (at < *length).then(|| (id * u64::from(SEGMENT_TOKENS) + u64::from(at % SEGMENT_TOKENS)) | (1 << 63))
+            }
+        }
+    }
+}
+
+/// Stands for an output token whose id was not told.
+pub const UNKNOWN_TOKEN: u32 = u32::MAX;
+
+/// Prompt and outputs of one request.
+#[derive(Clone, Copy, Debug)]
+pub struct Sequence<'a> {
+    /// The prompt.
+    pub prompt: &'a Prompt,
+    /// Output token ids, [`UNKNOWN_TOKEN`] where one was not told.
+    pub outputs: &'a [u32],
+}
+
+impl Sequence<'_> {
+    /// Reads the contents of `count` tokens from `start` into `tokens`; `false` when one is not known.
+    pub fn read(&self, start: u32, count: u32, tokens: &mut Vec<u64>) -> bool {
+        tokens.clear();
+        let prompt = self.prompt.len();
+        for at in start..start + count {
+            let content = match (at as usize).checked_sub(prompt) {
+                None => self.prompt.content(at),
+                Some(output) => self.outputs.get(output).filter(|&&id| id != UNKNOWN_TOKEN).map(|&id| id.into()),
+            };
+            let Some(content) = content else { return false };
+            tokens.push(content);
+        }
+        true
     }
 }
 

@@ -4,6 +4,7 @@
 mod config;
 mod error;
 mod guard;
+mod simulate;
 
 use pyo3::prelude::*;
 
@@ -16,6 +17,8 @@ mod _native {
     use super::build_info;
     #[pymodule_export]
     use super::config::{Buckets, NeuronConfig};
+    #[pymodule_export]
+    use super::simulate::{Cost, ReplayReport, TraceRequest, replay};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -1,0 +1,184 @@
+//! KV blocks: which are owned, which are free, and in which order the free ones are handed out.
+//!
+//! Blocks are 1..=total; 0 is never handed out, so that a KV array laid out for vLLM fits. The order is
+//! vLLM's: a block whose content may be served again goes to the back of the free queue (the least
+//! recently freed is taken first), any other to the front (the most recently freed is taken first).
+
+/// A pool of reference-counted blocks.
+#[derive(Clone, Debug)]
+pub struct BlockPool {
+    total: u32,
+    /// Blocks `1..=used` were handed out at least once; the tables below grow with it.
+    used: u32,
+    /// Front of the free queue; the top is next.
+    front: Vec<u32>,
+    /// Back of the free queue, behind the never used blocks: a ring through entry 0.
+    back: Vec<Link>,
+    back_len: u32,
+    refs: Vec<u32>,
+    cached: Vec<bool>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Link {
+    next: u32,
+    before: u32,
+}
+
+impl BlockPool {
+    /// A pool of `total` free blocks.
+    pub fn new(total: u32) -> Self {
+        Self {
+            total,
+            used: 0,
+            front: Vec::new(),
+            back: vec![Link::default()],
+            back_len: 0,
+            refs: vec![0],
+            cached: vec![false],
+        }
+    }
+
+    /// Takes the next free block, with one reference. The flag tells whether it still was cached: its
+    /// content is lost now.
+    pub fn pop(&mut self) -> Option<(u32, bool)> {
+        let block = if let Some(block) = self.front.pop() {
+            block
+        } else if self.used < self.total {
+            self.used += 1;
+            self.back.push(Link::default());
+            self.refs.push(0);
+            self.cached.push(false);
+            self.used
+        } else if self.back_len > 0 {
+            let block = self.back[0].next;
+            self.unlink(block);
+            block
+        } else {
+            return None;
+        };
+        let at = block as usize;
+        self.refs[at] = 1;
+        Some((block, std::mem::replace(&mut self.cached[at], false)))
+    }
+
+    /// Adds a reference to a cached block, which may be free.
+    pub fn share(&mut self, block: u32) {
+        let at = block as usize;
+        assert!(self.cached[at], "only a cached block is shared");
+        if self.refs[at] == 0 {
+            self.unlink(block);
+        }
+        self.refs[at] += 1;
+    }
+
+    /// Marks an owned block as one whose content may be served again.
+    pub fn cache(&mut self, block: u32) {
+        assert!(self.refs[block as usize] > 0, "only an owned block is cached");
+        self.cached[block as usize] = true;
+    }
+
+    /// Drops one reference to each of a request's blocks, last block first.
+    pub fn release(&mut self, blocks: &[u32]) {
+        for &block in blocks.iter().rev() {
+            let at = block as usize;
+            assert!(self.refs[at] > 0, "only an owned block is released");
+            self.refs[at] -= 1;
+            if self.refs[at] == 0 && self.cached[at] {
+                self.link_last(block);
+            }
+        }
+        // The last block ends up on top.
+        self.front
+            .extend(blocks.iter().filter(|&&block| self.refs[block as usize] == 0 && !self.cached[block as usize]));
+    }
+
+    /// References to `block`.
+    pub fn refs(&self, block: u32) -> u32 {
+        self.refs.get(block as usize).copied().unwrap_or(0)
+    }
+
+    /// Whether the content of `block` may be served again.
+    pub fn is_cached(&self, block: u32) -> bool {
+        self.cached.get(block as usize).copied().unwrap_or(false)
+    }
+
+    /// Blocks that nobody references, cached ones included.
+    pub fn free(&self) -> u32 {
+        self.total - self.used + self.front_len() + self.back_len
+    }
+
+    /// All blocks.
+    pub fn total(&self) -> u32 {
+        self.total
+    }
+
+    /// Free blocks in the order in which they would be handed out.
+    pub fn free_queue(&self) -> Vec<u32> {
+        let back = std::iter::successors(Some(self.back[0].next), |&block| Some(self.back[block as usize].next));
+        let front = self.front.iter().rev().copied();
+        front.chain(self.used + 1..=self.total).chain(back.take(self.back_len as usize)).collect()
+    }
+
+    fn front_len(&self) -> u32 {
+        u32::try_from(self.front.len()).expect("no more than all blocks")
+    }
+
+    fn link_last(&mut self, block: u32) {
+        let last = self.back[0].before;
+        self.back[block as usize] = Link { next: 0, before: last };
+        self.back[last as usize].next = block;
+        self.back[0].before = block;
+        self.back_len += 1;
+    }
+
+    fn unlink(&mut self, block: u32) {
+        let Link { next, before } = self.back[block as usize];
+        self.back[before as usize].next = next;
+        self.back[next as usize].before = before;
+        self.back_len -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn take(pool: &mut BlockPool, count: usize) -> Vec<u32> {
+        (0..count).map(|_| pool.pop().unwrap().0).collect()
+    }
+
+    #[test]
+    fn ascending_at_first_and_never_block_0() {
+        let mut pool = BlockPool::new(3);
+        assert_eq!(take(&mut pool, 3), [1, 2, 3]);
+        assert_eq!((pool.pop(), pool.free()), (None, 0));
+    }
+
+    #[test]
+    fn plain_blocks_to_the_front_cached_ones_to_the_back() {
+        let mut pool = BlockPool::new(6);
+        let blocks = take(&mut pool, 4);
+        pool.cache(1);
+        pool.cache(2);
+        pool.release(&blocks);
+        assert_eq!(pool.free_queue(), [4, 3, 5, 6, 2, 1]);
+        pool.share(2);
+        assert_eq!((pool.free_queue(), pool.refs(2), pool.free()), (vec![4, 3, 5, 6, 1], 1, 5));
+        assert_eq!(take(&mut pool, 4), [4, 3, 5, 6]);
+        assert_eq!(pool.pop(), Some((1, true)));
+        assert_eq!((pool.pop(), pool.is_cached(1), pool.is_cached(2)), (None, false, true));
+    }
+
+    #[test]
+    fn a_shared_block_lives_on() {
+        let mut pool = BlockPool::new(2);
+        let blocks = take(&mut pool, 1);
+        pool.cache(1);
+        pool.share(1);
+        pool.release(&blocks);
+        assert_eq!((pool.refs(1), pool.free()), (1, 1));
+        pool.release(&blocks);
+        assert_eq!((pool.refs(1), pool.free()), (0, 2));
+    }
+}

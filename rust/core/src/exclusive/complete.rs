@@ -1,0 +1,314 @@
+//! Completion: the only way in which counts move.
+
+use std::sync::Arc;
+
+use super::lane::Lane;
+use super::{ExclusiveScheduler, Pending};
+use crate::config::TOKENS_MAX;
+use crate::error::Error;
+use crate::phase::Kind;
+use crate::request::{Row, Sequence, UNKNOWN_TOKEN};
+use crate::step::Step;
+
+/// The tokens that a step emitted.
+#[derive(Clone, Copy, Debug)]
+pub enum Tokens<'a> {
+    /// Their ids are not told: possible where the prompts were lengths too.
+    LeftOut,
+    /// One entry a row: the token id, `None` for a row that emits nothing or whose id is not told.
+    Given(&'a [Option<u32>]),
+}
+
+impl Tokens<'_> {
+    fn get(&self, at: usize) -> Option<u32> {
+        match self {
+            Self::LeftOut => None,
+            Self::Given(tokens) => tokens[at],
+        }
+    }
+}
+
+/// Why a request ended by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Finish {
+    /// It emitted all the tokens that it may.
+    Length,
+    /// It emitted a stop token. Wins over the length.
+    Stop,
+}
+
+impl Finish {
+    /// The stable name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Length => "length",
+            Self::Stop => "stop",
+        }
+    }
+}
+
+/// One emitted token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Position in the step's batch.
+    pub at: usize,
+    /// Who emitted it.
+    pub row: Row,
+    /// Its id, if told.
+    pub token: Option<u32>,
+    /// Set when the request ended with it.
+    pub finish: Option<Finish>,
+}
+
+/// What came of a step. A request that ended before the completion has no outcome.
+#[derive(Clone, Debug, Default)]
+pub struct Completion {
+    step: Arc<Step>,
+    /// By position; empty when left out.
+    tokens: Vec<u32>,
+    /// Positions that emitted nothing, ascending.
+    silent: Vec<usize>,
+    /// Positions that ended, ascending.
+    finishes: Vec<(usize, Finish)>,
+}
+
+impl Completion {
+    fn start(&mut self, tokens: Tokens<'_>) {
+        self.silent.clear();
+        self.finishes.clear();
+        self.tokens.clear();
+        if let Tokens::Given(given) = tokens {
+            self.tokens.extend(given.iter().map(|token| token.unwrap_or(UNKNOWN_TOKEN)));
+        }
+    }
+
+    /// Number of emitted tokens.
+    pub fn len(&self) -> usize {
+        self.step.rows.len() - self.silent.len()
+    }
+
+    /// Whether nothing was emitted.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The `nth` emitted token, in batch order.
+    pub fn outcome(&self, nth: usize) -> Option<Outcome> {
+        if nth >= self.len() {
+            return None;
+        }
+        let at = self.silent.iter().fold(nth, |at, &silent| if silent <= at { at + 1 } else { at });
+        let token = self.tokens.get(at).copied().filter(|&token| token != UNKNOWN_TOKEN);
+        let finish = self.finishes.binary_search_by_key(&at, |&(at, _)| at).ok().map(|i| self.finishes[i].1);
+        Some(Outcome { at, row: self.step.rows[at], token, finish })
+    }
+
+    /// All emitted tokens, in batch order.
+    pub fn iter(&self) -> impl Iterator<Item = Outcome> + '_ {
+        (0..self.len()).map_while(|nth| self.outcome(nth))
+    }
+
+    /// Who ended, in batch order.
+    pub fn finishes(&self) -> impl Iterator<Item = (Row, Finish)> + '_ {
+        self.finishes.iter().map(|&(at, finish)| (self.step.rows[at], finish))
+    }
+
+    /// The step that was completed.
+    pub fn step(&self) -> &Step {
+        &self.step
+    }
+}
+
+impl ExclusiveScheduler {
+    /// Completes the step with that number, which must be the one that is due. A refused call changes
+    /// nothing.
+    pub fn complete(&mut self, step: u64, tokens: Tokens<'_>) -> Result<Arc<Completion>, Error> {
+        let pending = self.due(step)?;
+        self.check_tokens(pending, tokens)?;
+        Ok(self.apply(tokens, 1))
+    }
+
+    /// How many decode steps in a row, the one that is due included, are certain to be equal as long as
+    /// nobody is added or cancelled; 1 when the step that is due is no decode step.
+    pub fn decode_horizon(&self) -> u32 {
+        self.pending.front().map_or(1, |pending| pending.horizon)
+    }
+
+    /// Completes a decode step and plans and completes it again until it has run `times` times, at most
+    /// [`ExclusiveScheduler::decode_horizon`]. Leaves the same state as step by step; the outcomes are
+    /// those of the last step.
+    pub fn complete_decodes(&mut self, step: u64, times: u32) -> Result<Arc<Completion>, Error> {
+        let pending = self.due(step)?;
+        let horizon = pending.horizon;
+        if !(1..=horizon).contains(&times) {
+            return Err(Error::invalid("times", times, format!("from 1 to the horizon, {horizon}")));
+        }
+        self.check_tokens(pending, Tokens::LeftOut)?;
+        if times > 1 {
+            self.plan_again(times - 1);
+        }
+        Ok(self.apply(Tokens::LeftOut, times))
+    }
+
+    fn due(&self, step: u64) -> Result<&Pending, Error> {
+        match self.pending.front() {
+            Some(pending) if pending.step.id == step => Ok(pending),
+            _ if self.pending.iter().any(|pending| pending.step.id == step) => {
+                Err(Error::NotDue("step: planned ahead: the step before it must be completed first"))
+            }
+            _ => Err(Error::NotDue("step: not the one that is due: it was completed already, or planned again since")),
+        }
+    }
+
+    fn check_tokens(&self, pending: &Pending, tokens: Tokens<'_>) -> Result<(), Error> {
+        let step = &*pending.step;
+        let fault = |value: String, expected: &str| Err(Error::invalid("tokens", value, expected));
+        if let Tokens::Given(given) = tokens {
+            if given.len() != step.rows.len() {
+                return fault(format!("{} entries", given.len()), &format!("one for each of {} rows", step.rows.len()));
+            }
+            if let Some(id) = given.iter().flatten().find(|&&id| id > TOKENS_MAX) {
+                return fault(id.to_string(), &format!("token ids from 0 to {TOKENS_MAX}"));
+            }
+        }
+        let mut lanes = self.lanes.iter();
+        for (at, &row) in step.rows.iter().enumerate() {
+            if !pending.dropped.is_empty() && pending.dropped.contains(&row) {
+                continue;
+            }
+            let lane = lanes.find(|lane| lane.row == row).expect("the running requests keep the batch order");
+            match tokens.get(at) {
+                Some(id) if !step.emits(at) => {
+                    return fault(format!("{id} at position {at}"), "None for a chunk that does not end its prompt");
+                }
+                None if lane.told && step.emits(at) => {
+                    return fault(format!("None at position {at}"), "a token id, since the prompt was given as ids");
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Plans the pending decode step `more` times again behind itself, block by block in the order in
+    /// which single steps would have taken them.
+    fn plan_again(&mut self, more: u32) {
+        let ahead = 1 + self.worst_case.lookahead;
+        let block_size = self.worst_case.block_size;
+        let mut takes: Vec<(u32, usize)> = Vec::new();
+        for (at, lane) in self.lanes.iter_mut().enumerate().filter(|(_, lane)| lane.planned > 0) {
+            // The further step, from 1, that first asks for more than the blocks hold.
+            let first = (lane.capacity + 2).saturating_sub(lane.projected() + ahead).max(1);
+            takes.extend((first..=more).step_by(block_size as usize).map(|step| (step, at)));
+            if first > more {
+                lane.planned += more;
+            }
+        }
+        takes.sort_unstable();
+        for &(step, at) in &takes {
+            let short = 1 + step - self.lanes[at].planned;
+            self.take_slots(at, short);
+        }
+        for &(_, at) in &takes {
+            self.lanes[at].planned = 1 + more;
+        }
+    }
+
+    /// Moves the counts of the step that is due by `times` of its tokens, ends who has all it may have,
+    /// and hands out what came of it.
+    fn apply(&mut self, tokens: Tokens<'_>, times: u32) -> Arc<Completion> {
+        let Pending { step, decision, dropped, .. } = self.pending.pop_front().expect("a step is due");
+        let mut completion = self.completion.take().filter(|last| Arc::strong_count(last) == 1).unwrap_or_default();
+        let record = Arc::get_mut(&mut completion).expect("nobody else holds it");
+        record.start(tokens);
+        let mut at_lane = 0;
+        for (at, &row) in step.rows.iter().enumerate() {
+            if !dropped.is_empty() && dropped.contains(&row) {
+                record.silent.push(at);
+                continue;
+            }
+            while self.lanes[at_lane].row != row {
+                at_lane += 1;
+            }
+            let count = step.tokens(at) * times;
+            let lane = &mut self.lanes[at_lane];
+            let before = lane.computed;
+            lane.computed += count;
+            lane.planned -= count;
+            let stopped = tokens.get(at).is_some_and(|token| self.emit(at_lane, token));
+            self.offer_blocks(at_lane, before);
+            let lane = &self.lanes[at_lane];
+            if !step.emits(at) {
+                record.silent.push(at);
+            } else if stopped || lane.computed == lane.end {
+                record.finishes.push((at, if stopped { Finish::Stop } else { Finish::Length }));
+            }
+            at_lane += 1;
+        }
+        self.phase = self.phase.completed(decision);
+        self.delivered.extend(self.ended.drain(..step.finished.len()));
+        self.end(&step, &record.finishes);
+        if self.lanes.is_empty() && self.queue.is_empty() {
+            self.state = Kind::Idle;
+        } else if !step.rows.is_empty() {
+            self.state = step.kind;
+        }
+        self.spare.push(std::mem::replace(&mut record.step, step));
+        self.completion = Some(Arc::clone(&completion));
+        debug_assert_eq!(self.check(), Ok(()));
+        completion
+    }
+
+    /// Keeps the token that the request at `at` of the running ones has just emitted; whether it ends it.
+    fn emit(&mut self, at: usize, token: u32) -> bool {
+        let lane = &self.lanes[at];
+        let before = Lane::generated(lane.computed, lane.prompt) as usize - 1;
+        let request = self.requests.get_mut(lane.row).expect("a running request is alive");
+        let outputs = &mut request.run.as_deref_mut().expect("a running request was started").outputs;
+        outputs.resize(before, UNKNOWN_TOKEN);
+        outputs.push(token);
+        request.stop_token_ids.contains(&token)
+    }
+
+    /// Offers the blocks that were filled since `before` tokens to requests that start later. Not sooner:
+    /// what a step has not written yet must not be read by another.
+    fn offer_blocks(&mut self, at: usize, before: u32) {
+        let (lane, block_size) = (&self.lanes[at], self.worst_case.block_size);
+        let full = lane.computed / block_size;
+        if !self.kv.shares() || full == before / block_size {
+            return;
+        }
+        let request = self.requests.get_mut(lane.row).expect("a running request is alive");
+        let mut run = request.run.take().expect("a running request was started");
+        let sequence = Sequence { prompt: &request.prompt, outputs: &run.outputs };
+        while run.offered < full {
+            let block = run.blocks[run.offered as usize];
+            let Some(content) = self.kv.offer(&sequence, run.offered, run.content, block) else {
+                // Behind a block of unknown content no other can be found.
+                run.offered = u32::MAX;
+                break;
+            };
+            run.content = content;
+            run.offered += 1;
+        }
+        request.run = Some(run);
+    }
+
+    /// Takes out who ended in `step`, in batch order.
+    fn end(&mut self, step: &Step, finishes: &[(usize, Finish)]) {
+        if finishes.is_empty() {
+            return;
+        }
+        let mut ends = finishes.iter().map(|&(at, finish)| (step.rows[at], finish)).peekable();
+        let mut gone = Vec::with_capacity(finishes.len());
+        self.lanes.retain(|lane| {
+            let end = ends.next_if(|&(row, _)| row == lane.row);
+            gone.extend(end.map(|(_, finish)| (lane.clone(), finish)));
+            end.is_none()
+        });
+        for (lane, finish) in gone {
+            self.leave(&lane, Some(finish));
+            self.ended.push(lane.row);
+        }
+    }
+}
