@@ -1,5 +1,27 @@
 """Continuous-batching scheduler for compiled-shape accelerators."""
 
-from neuron_sched._native import Buckets, NeuronConfig, __version__, build_info
+from neuron_sched._native import (
+    BucketScheduler,
+    Buckets,
+    Explanation,
+    NeuronConfig,
+    Outcome,
+    Request,
+    RequestState,
+    Step,
+    __version__,
+    build_info,
+)
 
-__all__ = ["Buckets", "NeuronConfig", "__version__", "build_info"]
+__all__ = [
+    "BucketScheduler",
+    "Buckets",
+    "Explanation",
+    "NeuronConfig",
+    "Outcome",
+    "Request",
+    "RequestState",
+    "Step",
+    "__version__",
+    "build_info",
+]

@@ -95,6 +95,13 @@ pub enum Status {
     Cancelled,
 }
 
+impl Status {
+    /// Whether it has not ended.
+    pub fn is_live(self) -> bool {
+        matches!(self, Self::Waiting | Self::Prefill | Self::Decode)
+    }
+}
+
 /// A look at one request.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestView<'a> {

@@ -43,6 +43,11 @@ impl Step {
         &self.rows
     }
 
+    /// Whether every row has one token, unpadded.
+    pub fn is_uniform(&self) -> bool {
+        self.kind != Kind::Prefill
+    }
+
     /// Tokens of the row at `at`: real ones, never padding.
     pub fn tokens(&self, at: usize) -> u32 {
         self.chunks.get(at).map_or(1, |chunk| chunk.tokens)

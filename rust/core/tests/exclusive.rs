@@ -29,8 +29,11 @@ fn tokens(prompt: impl IntoIterator<Item = u32>, max_tokens: u32) -> NewRequest 
     NewRequest { prompt: Prompt::Tokens(prompt.into_iter().collect()), ..length(1, max_tokens) }
 }
 
-/// Runs to the end with token ids; each step as (kind, [(row index, tokens)], padded).
-fn run(scheduler: &mut ExclusiveScheduler) -> Vec<(Kind, Vec<(usize, u32)>, u32)> {
+/// Kind, (row index, tokens) of each row, padded size.
+type Planned = (Kind, Vec<(usize, u32)>, u32);
+
+/// Runs to the end with token ids.
+fn run(scheduler: &mut ExclusiveScheduler) -> Vec<Planned> {
     let mut steps = Vec::new();
     loop {
         let step = scheduler.schedule(Options::default()).unwrap();

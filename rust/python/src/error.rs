@@ -14,3 +14,13 @@ pub(crate) fn to_py(error: &Error) -> PyErr {
         Error::Violation(_) | Error::Broken(_) => PyRuntimeError::new_err(text),
     }
 }
+
+/// As [`to_py`], naming the request that was refused.
+pub(crate) fn of_request(id: &str, error: &Error) -> PyErr {
+    match error {
+        Error::PromptTooLong { .. } | Error::NeverFits { .. } | Error::Invalid(_) => {
+            PyValueError::new_err(format!("request '{id}': {error}"))
+        }
+        Error::NotDue(_) | Error::Violation(_) | Error::Broken(_) => to_py(error),
+    }
+}

@@ -7,7 +7,7 @@ use pyo3::PyResult;
 use pyo3::exceptions::PyRuntimeError;
 
 /// A core object behind a lock. A panic inside [`Guarded::with`] is a fault of the core: it is raised as
-/// RuntimeError, and the object, whose state is then unknown, refuses every later call.
+/// `RuntimeError`, and the object, whose state is then unknown, refuses every later call.
 #[derive(Debug)]
 pub(crate) struct Guarded<T>(Mutex<T>);
 

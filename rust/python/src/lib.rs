@@ -4,7 +4,10 @@
 mod config;
 mod error;
 mod guard;
+mod request;
+mod scheduler;
 mod simulate;
+mod step;
 
 use pyo3::prelude::*;
 
@@ -18,7 +21,13 @@ mod _native {
     #[pymodule_export]
     use super::config::{Buckets, NeuronConfig};
     #[pymodule_export]
+    use super::request::{Request, RequestState};
+    #[pymodule_export]
+    use super::scheduler::{BucketScheduler, Explanation};
+    #[pymodule_export]
     use super::simulate::{Cost, ReplayReport, TraceRequest, replay};
+    #[pymodule_export]
+    use super::step::{Outcome, Outcomes, Step};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

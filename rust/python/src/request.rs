@@ -1,0 +1,226 @@
+//! `Request`: what a caller asks for, and `RequestState`: how it stands.
+
+use neuron_sched_core::config::TOKENS_MAX;
+use neuron_sched_core::exclusive::{NewRequest, RequestView, Status};
+use neuron_sched_core::request::{Prompt, UNKNOWN_TOKEN};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyList, PyString, PyTuple};
+
+/// A request for `BucketScheduler`; an immutable value.
+#[pyclass(frozen, module = "neuron_sched")]
+pub(crate) struct Request {
+    #[pyo3(get)]
+    id: Py<PyString>,
+    prompt: Prompt,
+    #[pyo3(get)]
+    max_tokens: u32,
+    #[pyo3(get)]
+    priority: i64,
+    stop_token_ids: Box<[u32]>,
+    #[pyo3(get)]
+    top_k: i64,
+    #[pyo3(get)]
+    top_p: f64,
+    #[pyo3(get)]
+    temperature: f64,
+}
+
+impl Request {
+    /// The name and what the core needs to know.
+    pub(crate) fn parts(&self, py: Python<'_>) -> (Py<PyString>, NewRequest) {
+        let request = NewRequest {
+            prompt: self.prompt.clone(),
+            max_tokens: self.max_tokens,
+            priority: self.priority,
+            stop_token_ids: self.stop_token_ids.clone(),
+        };
+        (self.id.clone_ref(py), request)
+    }
+}
+
+#[pymethods]
+impl Request {
+    #[new]
+    #[pyo3(signature = (id, prompt, max_tokens, *, priority=None, stop_token_ids=None, top_k=None, top_p=None, temperature=None))]
+    #[allow(clippy::too_many_arguments, reason = "one argument a field")]
+    fn new(
+        id: &Bound<'_, PyAny>,
+        prompt: &Bound<'_, PyAny>,
+        max_tokens: &Bound<'_, PyAny>,
+        priority: Option<&Bound<'_, PyAny>>,
+        stop_token_ids: Option<&Bound<'_, PyAny>>,
+        top_k: Option<&Bound<'_, PyAny>>,
+        top_p: Option<&Bound<'_, PyAny>>,
+        temperature: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let py = id.py();
+        let Ok(name) = id.cast::<PyString>() else {
+            return Err(PyTypeError::new_err(format!("id: {}: expected a string", shown(id))));
+        };
+        // A plain str: a subclass could run code of its own while the scheduler is locked.
+        let id = PyString::new(py, name.to_str()?).unbind();
+        let read = Read { id: name.to_str()? };
+        let max_tokens = read.count("max_tokens", max_tokens, 1..=TOKENS_MAX.into())?;
+        Ok(Self {
+            id,
+            prompt: read.prompt(prompt)?,
+            max_tokens: u32::try_from(max_tokens).expect("in range"),
+            priority: priority.map_or(Ok(0), |value| read.count("priority", value, i64::MIN..=i64::MAX))?,
+            stop_token_ids: stop_token_ids.map_or_else(|| Ok(Box::default()), |ids| read.ids("stop_token_ids", ids))?,
+            top_k: top_k.map_or(Ok(-1), |value| read.count("top_k", value, -1..=TOKENS_MAX.into()))?,
+            top_p: top_p.map_or(Ok(1.0), |value| {
+                read.real("top_p", value, "a number above 0, at most 1", |p| p > 0.0 && p <= 1.0)
+            })?,
+            temperature: temperature.map_or(Ok(0.0), |value| {
+                read.real("temperature", value, "a finite number from 0", |t| t >= 0.0 && t.is_finite())
+            })?,
+        })
+    }
+
+    /// The length, or the token ids.
+    #[getter]
+    fn prompt<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        match &self.prompt {
+            Prompt::Tokens(ids) => Ok(PyList::new(py, ids.iter())?.into_any()),
+            Prompt::Length(length) | Prompt::Segments { length, .. } => Ok(length.into_pyobject(py)?.into_any()),
+        }
+    }
+
+    #[getter]
+    fn stop_token_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.stop_token_ids.iter())
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let id = self.id.bind(py).repr()?;
+        Ok(format!("Request({id}, prompt={}, max_tokens={})", self.prompt(py)?.repr()?, self.max_tokens))
+    }
+}
+
+/// Reads the fields of the request with that name.
+struct Read<'a> {
+    id: &'a str,
+}
+
+impl Read<'_> {
+    fn type_error(&self, field: &str, value: &Bound<'_, PyAny>, expected: &str) -> PyErr {
+        PyTypeError::new_err(format!("request '{}': {field}: {}: expected {expected}", self.id, shown(value)))
+    }
+
+    fn value_error(&self, field: &str, value: &str, expected: &str) -> PyErr {
+        PyValueError::new_err(format!("request '{}': {field}: {value}: expected {expected}", self.id))
+    }
+
+    fn count(&self, field: &str, value: &Bound<'_, PyAny>, range: std::ops::RangeInclusive<i64>) -> PyResult<i64> {
+        let expected = format!("a whole number from {} to {}", range.start(), range.end());
+        if !is_whole(value) {
+            return Err(self.type_error(field, value, &expected));
+        }
+        let read = value.extract::<i64>().ok().filter(|count| range.contains(count));
+        read.ok_or_else(|| self.value_error(field, &shown(value), &expected))
+    }
+
+    fn real(
+        &self,
+        field: &str,
+        value: &Bound<'_, PyAny>,
+        expected: &str,
+        right: impl Fn(f64) -> bool,
+    ) -> PyResult<f64> {
+        if !is_whole(value) && !value.is_instance_of::<PyFloat>() {
+            return Err(self.type_error(field, value, expected));
+        }
+        let read = value.extract::<f64>().ok().filter(|&real| right(real));
+        read.ok_or_else(|| self.value_error(field, &shown(value), expected))
+    }
+
+    fn prompt(&self, value: &Bound<'_, PyAny>) -> PyResult<Prompt> {
+        if is_whole(value) {
+            let length = self.count("prompt", value, 1..=TOKENS_MAX.into())?;
+            return Ok(Prompt::Length(u32::try_from(length).expect("in range")));
+        }
+        let ids = self.ids("prompt", value)?;
+        if ids.is_empty() {
+            return Err(self.value_error("prompt", "no tokens", "at least one token"));
+        }
+        Ok(Prompt::Tokens(ids))
+    }
+
+    fn ids(&self, field: &str, value: &Bound<'_, PyAny>) -> PyResult<Box<[u32]>> {
+        const EXPECTED: &str = "a sequence of token ids";
+        if value.is_instance_of::<PyString>() || value.is_instance_of::<PyBytes>() {
+            return Err(self.type_error(field, value, EXPECTED));
+        }
+        let items = value.try_iter().map_err(|_| self.type_error(field, value, EXPECTED))?;
+        let read = |(at, item): (usize, PyResult<Bound<'_, PyAny>>)| {
+            let id = self.count(&format!("{field}[{at}]"), &item?, 0..=TOKENS_MAX.into())?;
+            Ok(u32::try_from(id).expect("in range"))
+        };
+        items.enumerate().map(read).collect()
+    }
+}
+
+/// Whether `value` is an integer: an int that is no bool, or another integral type such as numpy's.
+pub(crate) fn is_whole(value: &Bound<'_, PyAny>) -> bool {
+    if value.is_exact_instance_of::<PyInt>() {
+        return true;
+    }
+    !value.is_instance_of::<PyBool>()
+        && (value.is_instance_of::<PyInt>()
+            || value.get_type().hasattr("__index__").unwrap_or(false) && value.len().is_err())
+}
+
+/// `value` as an error message shows it.
+pub(crate) fn shown(value: &Bound<'_, PyAny>) -> String {
+    const LONGEST: usize = 80;
+    let repr = value.repr().map_or_else(|_| format!("<{}>", value.get_type()), |repr| repr.to_string());
+    if repr.chars().count() <= LONGEST { repr } else { repr.chars().take(LONGEST).chain("...".chars()).collect() }
+}
+
+/// How a request stood when it was asked for.
+#[pyclass(frozen, get_all, module = "neuron_sched")]
+pub(crate) struct RequestState {
+    id: Py<PyString>,
+    status: &'static str,
+    finish_reason: Option<&'static str>,
+    num_prompt_tokens: usize,
+    num_computed_tokens: u32,
+    output_token_ids: Vec<Option<u32>>,
+    block_ids: Vec<u32>,
+}
+
+impl RequestState {
+    /// A snapshot of `view`.
+    pub(crate) fn new(id: Py<PyString>, view: &RequestView<'_>) -> Self {
+        let (status, finish_reason) = match view.status {
+            Status::Waiting => ("waiting", None),
+            Status::Prefill => ("prefill", None),
+            Status::Decode => ("decode", None),
+            Status::Finished(finish) => ("finished", Some(finish.name())),
+            Status::Cancelled => ("cancelled", None),
+        };
+        let told = view.outputs.iter().map(|&id| (id != UNKNOWN_TOKEN).then_some(id));
+        let output_token_ids = told.chain(std::iter::repeat(None)).take(view.generated as usize).collect();
+        Self {
+            id,
+            status,
+            finish_reason,
+            num_prompt_tokens: view.prompt.len(),
+            num_computed_tokens: view.computed,
+            output_token_ids,
+            block_ids: view.blocks.to_vec(),
+        }
+    }
+}
+
+#[pymethods]
+impl RequestState {
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let Self { status, num_computed_tokens, .. } = self;
+        let (id, outputs) = (self.id.bind(py).repr()?, self.output_token_ids.len());
+        Ok(format!(
+            "RequestState(id={id}, status='{status}', num_computed_tokens={num_computed_tokens}, {outputs} outputs)"
+        ))
+    }
+}

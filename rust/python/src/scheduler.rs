@@ -1,0 +1,254 @@
+//! `BucketScheduler`: names for the rows of the core's exclusive scheduler.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use neuron_sched_core::exclusive::{Completion, ExclusiveScheduler, Options, Tokens};
+use neuron_sched_core::request::Row;
+use neuron_sched_core::step::Step as CoreStep;
+use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use crate::config::NeuronConfig;
+use crate::error::{of_request, to_py};
+use crate::guard::Guarded;
+use crate::request::{Request, RequestState, is_whole, shown};
+use crate::step::{Batch, Outcomes, Step};
+
+/// The core and the names of its rows. Nothing that could run Python code is done while it is locked, and
+/// making a Python container could: it may start the garbage collector.
+struct Named {
+    core: ExclusiveScheduler,
+    /// By row index.
+    ids: Vec<Option<Py<PyString>>>,
+    rows: HashMap<String, Row>,
+}
+
+impl Named {
+    fn id(&self, py: Python<'_>, row: Row) -> Py<PyString> {
+        self.ids[row.index()].as_ref().expect("a live row has a name").clone_ref(py)
+    }
+
+    fn ids(&self, py: Python<'_>, rows: &[Row]) -> Vec<Py<PyString>> {
+        rows.iter().map(|&row| self.id(py, row)).collect()
+    }
+
+    /// Forgets the names of requests whose end was delivered; they go to `gone`, to be dropped unlocked.
+    fn forget_delivered(&mut self, py: Python<'_>, gone: &mut Vec<Py<PyString>>) -> PyResult<()> {
+        for &row in self.core.delivered() {
+            if let Some(id) = self.ids[row.index()].take() {
+                let name = id.bind(py).to_str()?;
+                // The id may have been used again since.
+                if self.rows.get(name) == Some(&row) {
+                    self.rows.remove(name);
+                }
+                gone.push(id);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Why the head of the queue waits.
+#[pyclass(frozen, get_all, module = "neuron_sched")]
+pub(crate) struct Explanation {
+    id: Py<PyString>,
+    reason: &'static str,
+    needed: u32,
+    reserved: u32,
+    usable: u32,
+}
+
+#[pymethods]
+impl Explanation {
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let Self { reason, needed, reserved, usable, .. } = self;
+        let id = self.id.bind(py).repr()?;
+        Ok(format!("Explanation(id={id}, reason='{reason}', needed={needed}, reserved={reserved}, usable={usable})"))
+    }
+}
+
+/// The exclusive scheduler: a step is all prefill or all decode.
+#[pyclass(frozen, weakref, module = "neuron_sched")]
+pub(crate) struct BucketScheduler {
+    named: Guarded<Named>,
+    /// The batch of the last step, used again while the rows stay the same.
+    batch: Mutex<Option<Arc<Batch>>>,
+    #[pyo3(get)]
+    config: Py<NeuronConfig>,
+}
+
+impl BucketScheduler {
+    /// The blocks of a row as they were when `step` was planned, if that can still be told.
+    pub(crate) fn step_blocks(&self, step: &CoreStep, at: usize) -> PyResult<Option<Vec<u32>>> {
+        self.named.with(|named| named.core.step_blocks(step, at).map(<[u32]>::to_vec))
+    }
+
+    fn read<T>(&self, f: impl FnOnce(&ExclusiveScheduler) -> T) -> PyResult<T> {
+        self.named.with(|named| f(&named.core))
+    }
+
+    fn batch(&self) -> Option<Arc<Batch>> {
+        self.batch.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+#[pymethods]
+impl BucketScheduler {
+    #[new]
+    fn new(config: Bound<'_, NeuronConfig>) -> Self {
+        let core = ExclusiveScheduler::new(config.get().core());
+        let named = Guarded::new(Named { core, ids: Vec::new(), rows: HashMap::new() });
+        Self { named, batch: Mutex::new(None), config: config.unbind() }
+    }
+
+    fn add(&self, py: Python<'_>, request: &Bound<'_, Request>) -> PyResult<()> {
+        let (id, request) = request.get().parts(py);
+        let name = id.bind(py).to_str()?.to_owned();
+        self.named.with(|named| {
+            let known = named.rows.get(&name).and_then(|&row| named.core.view(row));
+            if known.is_some_and(|view| view.status.is_live()) {
+                return Err(PyValueError::new_err(format!("id: '{name}': expected an id that no live request has")));
+            }
+            let row = named.core.add(request).map_err(|error| of_request(&name, &error))?;
+            if named.ids.len() <= row.index() {
+                named.ids.resize_with(row.index() + 1, || None);
+            }
+            named.ids[row.index()] = Some(id);
+            named.rows.insert(name, row);
+            Ok(())
+        })?
+    }
+
+    #[pyo3(signature = (throttle_prefills=false, *, ahead=false))]
+    fn schedule(slf: &Bound<'_, Self>, throttle_prefills: bool, ahead: bool) -> PyResult<Step> {
+        let (py, this) = (slf.py(), slf.get());
+        let last = this.batch();
+        let planned = this.named.with(|named| {
+            let step = named.core.schedule(Options { throttle_prefills, ahead })?;
+            let finished = named.ids(py, step.finished());
+            let same = last.as_ref().is_some_and(|batch| batch.rows == step.rows());
+            let ids = if same { None } else { Some(named.ids(py, step.rows())) };
+            Ok((step, finished, ids))
+        })?;
+        let (step, finished, ids) = planned.map_err(|error| to_py(&error))?;
+        let batch = match (ids, last) {
+            (None, Some(batch)) => batch,
+            (ids, _) => {
+                let batch = Arc::new(Batch::new(py, step.rows(), ids.unwrap_or_default())?);
+                let mut last = this.batch.lock().unwrap_or_else(PoisonError::into_inner);
+                let before = last.replace(Arc::clone(&batch));
+                drop(last);
+                drop(before);
+                batch
+            }
+        };
+        Ok(Step { scheduler: slf.clone().unbind(), planned: step, batch, finished })
+    }
+
+    #[pyo3(signature = (step, tokens=None))]
+    fn complete(
+        slf: &Bound<'_, Self>,
+        step: &Bound<'_, Step>,
+        tokens: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Outcomes> {
+        let (py, step) = (slf.py(), step.get());
+        if !step.scheduler.is(slf) {
+            return Err(PyValueError::new_err("step: planned by another scheduler"));
+        }
+        let tokens = tokens.map(read_tokens).transpose()?;
+        let tokens = tokens.as_deref().map_or(Tokens::LeftOut, Tokens::Given);
+        let mut gone = Vec::new();
+        let completion = slf.get().named.with(|named| -> PyResult<Arc<Completion>> {
+            let completion = named.core.complete(step.planned.id(), tokens).map_err(|error| to_py(&error))?;
+            named.forget_delivered(py, &mut gone)?;
+            Ok(completion)
+        })??;
+        Ok(Outcomes { completion, batch: Arc::clone(&step.batch) })
+    }
+
+    fn cancel(&self, id: &Bound<'_, PyString>) -> PyResult<bool> {
+        let name = id.to_str()?;
+        self.named.with(|named| named.rows.get(name).copied().is_some_and(|row| named.core.cancel(row)))
+    }
+
+    fn request(&self, id: &Bound<'_, PyString>) -> PyResult<RequestState> {
+        let (py, name) = (id.py(), id.to_str()?);
+        let state = self.named.with(|named| {
+            let row = named.rows.get(name).copied()?;
+            Some(RequestState::new(named.id(py, row), &named.core.view(row)?))
+        })?;
+        state.ok_or_else(|| PyKeyError::new_err(id.clone().unbind()))
+    }
+
+    fn explain(&self, py: Python<'_>) -> PyResult<Option<Explanation>> {
+        self.named.with(|named| {
+            named.core.explain().map(|explanation| Explanation {
+                id: named.id(py, explanation.row),
+                reason: explanation.wait.name(),
+                needed: explanation.needed,
+                reserved: explanation.reserved,
+                usable: explanation.usable,
+            })
+        })
+    }
+
+    fn check(&self) -> PyResult<()> {
+        self.read(ExclusiveScheduler::check)?.map_err(|error| to_py(&error))
+    }
+
+    #[getter]
+    fn state(&self) -> PyResult<&'static str> {
+        self.read(|core| core.state().name())
+    }
+
+    #[getter]
+    fn num_waiting(&self) -> PyResult<usize> {
+        self.read(ExclusiveScheduler::num_waiting)
+    }
+
+    #[getter]
+    fn num_running(&self) -> PyResult<usize> {
+        self.read(ExclusiveScheduler::num_running)
+    }
+
+    #[getter]
+    fn free_blocks(&self) -> PyResult<u32> {
+        self.read(ExclusiveScheduler::free_blocks)
+    }
+
+    #[getter]
+    fn reserved_blocks(&self) -> PyResult<u32> {
+        self.read(ExclusiveScheduler::reserved_blocks)
+    }
+
+    fn __repr__(&self) -> PyResult<String> {
+        let (waiting, running, free) =
+            self.read(|core| (core.num_waiting(), core.num_running(), core.free_blocks()))?;
+        Ok(format!("<BucketScheduler: {waiting} waiting, {running} running, {free} free blocks>"))
+    }
+}
+
+/// The tokens of a step: one entry a row, an id or None.
+fn read_tokens(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<Option<u32>>> {
+    let fault = |at: usize, token: &Bound<'_, PyAny>| {
+        format!("tokens[{at}]: {}: expected a token id from 0 to {}, or None", shown(token), i32::MAX)
+    };
+    let read = |at: usize, token: &Bound<'_, PyAny>| {
+        if token.is_none() {
+            Ok(None)
+        } else if is_whole(token) {
+            token.extract().map(Some).map_err(|_| PyValueError::new_err(fault(at, token)))
+        } else {
+            Err(PyTypeError::new_err(fault(at, token)))
+        }
+    };
+    if tokens.is_instance_of::<PyString>() {
+        return Err(PyTypeError::new_err(format!("tokens: {}: expected a sequence of token ids", shown(tokens))));
+    }
+    let items = tokens.try_iter().map_err(|_| {
+        PyTypeError::new_err(format!("tokens: {}: expected a sequence with one entry a row, or None", shown(tokens)))
+    })?;
+    items.enumerate().map(|(at, token)| read(at, &token?)).collect()
+}
