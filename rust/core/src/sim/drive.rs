@@ -10,8 +10,8 @@ use super::{Arrival, Options, Progress};
 use crate::cost::Cost;
 use crate::decimal::UNITS_MAX;
 use crate::error::Error;
+use crate::phase::Kind;
 use crate::request::Row;
-use crate::step::Kind;
 
 /// Decisions between two calls of the observer; a millisecond or so.
 const OBSERVE_EVERY: u32 = 1024;
@@ -147,15 +147,7 @@ impl<'a, E: Engine> Drive<'a, E> {
         self.tally.step(decision, E::PADS, run);
         self.clock = end;
         self.makespan = end;
-        if times < horizon {
-            // Had anybody finished, the next step would not be equal.
-            return self.engine.pass(times);
-        }
         self.engine.complete(times, |row, finished| {
-            // In a decode step only the last tokens are news.
-            if !decision.is_prefill() && !finished {
-                return;
-            }
             let record = &mut self.records[self.requests[row.index()] as usize];
             if record.first_token.is_none() {
                 record.first_token = Some(end);

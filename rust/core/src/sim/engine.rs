@@ -60,10 +60,7 @@ pub(super) trait Engine {
     /// How many decode steps equal to the planned one follow in a row, itself included.
     fn horizon(&self) -> u64;
 
-    /// Completes the planned step `times` in a row and gives every row that emitted in the last of them,
-    /// with whether it finished.
-    fn complete(&mut self, times: u64, emitted: impl FnMut(Row, bool)) -> Result<(), Error>;
-
-    /// As [`Engine::complete`], for steps in which nobody finishes and nobody emits a first token.
-    fn pass(&mut self, times: u64) -> Result<(), Error>;
+    /// Completes the planned step `times` in a row, at most the horizon, and gives the rows for which the
+    /// last of them brought news: a first token or, then the flag is set, the end.
+    fn complete(&mut self, times: u64, news: impl FnMut(Row, bool)) -> Result<(), Error>;
 }

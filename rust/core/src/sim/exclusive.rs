@@ -7,8 +7,9 @@ use super::{Arrival, Refusal};
 use crate::config::Config;
 use crate::error::Error;
 use crate::exclusive::{ExclusiveScheduler, NewRequest, Options, Tokens};
+use crate::phase::Kind;
 use crate::request::Row;
-use crate::step::{Kind, Step};
+use crate::step::Step;
 
 pub(super) struct Exclusive {
     scheduler: ExclusiveScheduler,
@@ -19,10 +20,6 @@ pub(super) struct Exclusive {
 impl Exclusive {
     pub(super) fn new(config: &Config) -> Self {
         Self { scheduler: ExclusiveScheduler::new(config), max_model_len: config.max_model_len, step: None }
-    }
-
-    fn planned(&self) -> Result<&Arc<Step>, Error> {
-        self.step.as_ref().ok_or(Error::NotDue("no step was planned"))
     }
 }
 
@@ -45,28 +42,16 @@ impl Engine for Exclusive {
 
     fn decide(&mut self) -> Result<Option<Decision>, Error> {
         let step = self.step.insert(self.scheduler.schedule(Options::default())?);
-        let count = |rows: usize| u32::try_from(rows).expect("a batch has at most 2^31 rows");
+        let (real, padded) = (step.total(), step.padded_tokens());
         Ok(match step.kind() {
             Kind::Idle => None,
-            Kind::Prefill => Some(Decision {
-                prompt: (0..step.rows().len()).map(|row| step.tokens(row)).sum(),
-                prompt_padded: step.padded_tokens(),
-                decodes: 0,
-                decodes_padded: 0,
-            }),
-            Kind::Decode => Some(Decision {
-                prompt: 0,
-                prompt_padded: 0,
-                decodes: count(step.rows().len()),
-                decodes_padded: step.num_seqs_padded(),
-            }),
+            Kind::Prefill => Some(Decision { prompt: real, prompt_padded: padded, decodes: 0, decodes_padded: 0 }),
+            Kind::Decode => Some(Decision { prompt: 0, prompt_padded: 0, decodes: real, decodes_padded: padded }),
         })
     }
 
     fn entries(&self) -> impl Iterator<Item = (Row, u32)> {
-        let rows = |step: &'_ Arc<Step>| step.rows().len();
-        let step = self.step.as_ref();
-        (0..step.map_or(0, rows)).filter_map(move |at| step.map(|step| (step.rows()[at], step.tokens(at))))
+        self.step.iter().flat_map(|step| step.rows().iter().enumerate().map(|(at, &row)| (row, step.tokens(at))))
     }
 
     fn wait(&self) -> Option<&'static str> {
@@ -77,25 +62,19 @@ impl Engine for Exclusive {
         u64::from(self.scheduler.decode_horizon())
     }
 
-    fn complete(&mut self, times: u64, mut emitted: impl FnMut(Row, bool)) -> Result<(), Error> {
-        let id = self.planned()?.id();
+    fn complete(&mut self, times: u64, mut news: impl FnMut(Row, bool)) -> Result<(), Error> {
+        let Some(step) = self.step.take() else { return Err(Error::NotDue("no step was planned")) };
         let completion = if times == 1 {
-            self.scheduler.complete(id, Tokens::LeftOut)?
+            self.scheduler.complete(step.id(), Tokens::LeftOut)?
         } else {
-            self.scheduler.complete_decodes(id, in_range(times))?
+            let times = u32::try_from(times).expect("at most the horizon, which has 32 bits");
+            self.scheduler.complete_decodes(step.id(), times)?
         };
-        for outcome in completion.outcomes() {
-            emitted(outcome.row, outcome.finish.is_some());
+        if step.kind() == Kind::Decode {
+            completion.finishes().for_each(|(row, _)| news(row, true));
+        } else {
+            completion.iter().for_each(|outcome| news(outcome.row, outcome.finish.is_some()));
         }
         Ok(())
     }
-
-    fn pass(&mut self, times: u64) -> Result<(), Error> {
-        let id = self.planned()?.id();
-        self.scheduler.complete_decodes(id, in_range(times)).map(drop)
-    }
-}
-
-fn in_range(times: u64) -> u32 {
-    u32::try_from(times).expect("at most the horizon, which has 32 bits")
 }

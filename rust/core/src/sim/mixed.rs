@@ -27,12 +27,12 @@ impl Engine for Mixed {
     const PADS: bool = false;
 
     fn add(&mut self, arrival: &Arrival) -> Result<Added, Error> {
-        let prompt = arrival.prompt.len();
-        if prompt > self.max_model_len {
+        let prompt = arrival.prompt.len() as u64;
+        if prompt > self.max_model_len.into() {
             return Ok(Added::Refused(Refusal::PromptTooLong));
         }
         let outputs = arrival.capped(self.max_model_len);
-        let request = NewMixed { prompt_len: prompt.into(), max_new: outputs.into(), prefilled: 0, generated: 0 };
+        let request = NewMixed { prompt_len: prompt, max_new: outputs.into(), prefilled: 0, generated: 0 };
         match self.scheduler.add(request) {
             Ok(row) => {
                 if self.decodes.len() <= row.index() {
@@ -70,17 +70,15 @@ impl Engine for Mixed {
         self.scheduler.decode_horizon()
     }
 
-    fn complete(&mut self, times: u64, mut emitted: impl FnMut(Row, bool)) -> Result<(), Error> {
+    fn complete(&mut self, times: u64, mut news: impl FnMut(Row, bool)) -> Result<(), Error> {
         let completed = if times == 1 { self.scheduler.complete()? } else { self.scheduler.complete_decodes(times)? };
         for &Emitted { row, finished } in completed {
-            self.decodes[row.index()] = true;
-            emitted(row, finished);
+            let first = !std::mem::replace(&mut self.decodes[row.index()], true);
+            if first || finished {
+                news(row, finished);
+            }
         }
         Ok(())
-    }
-
-    fn pass(&mut self, times: u64) -> Result<(), Error> {
-        self.scheduler.complete_decodes(times).map(drop)
     }
 }
 

@@ -1,7 +1,6 @@
 //! `ReplayReport`: what came out, made into Python objects when read.
 
 use neuron_sched_core::sim::{Bucket, Report, Spread, Summary};
-use neuron_sched_core::step::Kind;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict, PyList, PyString};
@@ -103,8 +102,7 @@ impl ReplayReport {
         for entry in step.entries {
             tokens.set_item(self.id(py, entry.request), entry.tokens)?;
         }
-        let kind = if step.kind == Kind::Prefill { "prefill" } else { "decode" };
-        Ok((step.start_s(), step.end_s(), kind, tokens, step.padded))
+        Ok((step.start_s(), step.end_s(), step.kind.name(), tokens, step.padded))
     }
 }
 

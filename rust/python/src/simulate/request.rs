@@ -2,7 +2,7 @@
 
 use neuron_sched_core::config::TOKENS_MAX;
 use neuron_sched_core::error::{Error, Fault};
-use neuron_sched_core::request::Prompt;
+use neuron_sched_core::request::{Prompt, SEGMENT_TOKENS};
 use neuron_sched_core::sim::Arrival;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
@@ -10,8 +10,8 @@ use pyo3::types::{PyString, PyTuple};
 use super::number::{shown, units, whole};
 use crate::error::to_py;
 
-/// Prompt tokens that one entry of `hash_ids` stands for.
-const SEGMENT: u32 = 512;
+/// The largest hash id: a token is known by its id times [`SEGMENT_TOKENS`] plus its place.
+const HASH_ID_MAX: u64 = (1 << 53) - 1;
 
 /// A request of a workload.
 #[pyclass(frozen, module = "neuron_sched.trace")]
@@ -160,11 +160,11 @@ fn segments(ids: &Bound<'_, PyAny>, prompt_tokens: u32) -> Result<Box<[u64]>, Fa
     let mut read = Vec::new();
     for item in items {
         let item = item.map_err(|_| fault("a list of whole numbers".into()))?;
-        read.push(whole("hash_ids", &item, (0, u64::MAX))?);
+        read.push(whole("hash_ids", &item, (0, HASH_ID_MAX))?);
     }
-    let needed = prompt_tokens.div_ceil(SEGMENT) as usize;
+    let needed = prompt_tokens.div_ceil(SEGMENT_TOKENS) as usize;
     if read.len() < needed {
-        return Err(fault(format!("{needed} ids, one for each {SEGMENT} of {prompt_tokens} prompt tokens")));
+        return Err(fault(format!("{needed} ids, one for each {SEGMENT_TOKENS} of {prompt_tokens} prompt tokens")));
     }
     Ok(read.into())
 }
