@@ -10,8 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import neuron_sched
 import pytest
+
+import neuron_sched
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
