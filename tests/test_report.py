@@ -6,6 +6,7 @@ import io
 from typing import Any
 
 import pytest
+
 from neuron_sched.report import duration, figures, progress_bar, share, write_tables
 
 

@@ -16,6 +16,9 @@ SECONDS_MAX = 9_223_372_036
 SEGMENT_TOKENS = 512
 """Prompt tokens that one hash id stands for (Mooncake)."""
 
+HASH_ID_MAX = 2**53 - 1
+"""The largest hash id, as in `TraceRequest`."""
+
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 WHOLE = re.compile(r"\s*[+-]?\d{1,30}\s*", re.ASCII)
 EXACT = Context(prec=60)
@@ -138,10 +141,10 @@ def hash_ids(field: str, value: object, prompt_tokens: int) -> list[int] | None:
     if value is None:
         return None
     least = -(-prompt_tokens // SEGMENT_TOKENS)
-    expected = f"a list of at least {least} whole numbers, one for each {SEGMENT_TOKENS} tokens"
+    expected = f"a list of at least {least} whole numbers up to 2^53 - 1, one for each {SEGMENT_TOKENS} tokens"
     if not isinstance(value, list) or len(value) < least:
         raise FieldError(field, value, expected)
     for item in value:
-        if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item < 2**64:
+        if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item <= HASH_ID_MAX:
             raise FieldError(field, value, expected)
     return value
