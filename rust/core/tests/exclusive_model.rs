@@ -23,15 +23,31 @@ use model::{Emitted, Model, Status};
 /// One call.
 #[derive(Clone, Debug)]
 enum Call {
-    Add { prompt: Prompt, max_tokens: u32, priority: i64, stop: Vec<u32> },
-    Schedule { throttle: bool, ahead: bool },
+    Add {
+        prompt: Prompt,
+        max_tokens: u32,
+        priority: i64,
+        stop: Vec<u32>,
+    },
+    Schedule {
+        throttle: bool,
+        ahead: bool,
+    },
     /// Completes the pending step with these token ids, over and over; or without.
-    Complete { tokens: Option<Vec<u32>> },
+    Complete {
+        tokens: Option<Vec<u32>>,
+    },
     /// Completes it with entries that may be anything.
-    CompleteBadly { tokens: Vec<Option<u32>> },
+    CompleteBadly {
+        tokens: Vec<Option<u32>>,
+    },
     /// Completes the pending step and its equal successors, at most so many.
-    CompleteDecodes { times: u32 },
-    Cancel { request: usize },
+    CompleteDecodes {
+        times: u32,
+    },
+    Cancel {
+        request: usize,
+    },
 }
 
 /// The model, and what it answered to the last call.
@@ -110,7 +126,8 @@ impl ReferenceStateMachine for Reference {
         if state.model.outstanding.is_empty() {
             prop_oneof![6 => add, 8 => schedule, 2 => ahead, 1 => cancel].boxed()
         } else {
-            prop_oneof![3 => add, 1 => schedule, 4 => ahead, 10 => complete, 3 => decodes, 1 => badly, 1 => cancel].boxed()
+            prop_oneof![3 => add, 1 => schedule, 4 => ahead, 10 => complete, 3 => decodes, 1 => badly, 1 => cancel]
+                .boxed()
         }
     }
 
