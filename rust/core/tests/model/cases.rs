@@ -27,7 +27,8 @@ fn sizes(last: i64) -> impl Strategy<Value = Vec<i64>> {
 pub(crate) fn configs() -> impl Strategy<Value = (Scale, Config)> {
     prop_oneof![9 => Just(SMALL), 1 => Just(SEGMENTS)].prop_flat_map(|scale| {
         let length_max = i64::from(scale.length_max);
-        let limits = (1..=5_i64, length_max / 8..=length_max, length_max / 10..=length_max, 1..=i64::from(scale.block_max));
+        let limits =
+            (1..=5_i64, length_max / 8..=length_max, length_max / 10..=length_max, 1..=i64::from(scale.block_max));
         limits.prop_flat_map(move |(seqs, tokens, length, block_size)| {
             let tokens = tokens.max(seqs);
             let longest = (length + block_size - 1) / block_size;
@@ -49,7 +50,10 @@ pub(crate) fn configs() -> impl Strategy<Value = (Scale, Config)> {
                     max_model_len: Some(length),
                     block_size: Some(block_size),
                     num_blocks: Some(if seed_rule { num_blocks.max(longest) } else { num_blocks }),
-                    prefill_cost: buckets.as_ref().filter(|_| costed).map(|sizes| sizes.iter().map(|&size| cost(size)).collect()),
+                    prefill_cost: buckets
+                        .as_ref()
+                        .filter(|_| costed)
+                        .map(|sizes| sizes.iter().map(|&size| cost(size)).collect()),
                     num_batched_tokens_buckets: buckets,
                     num_seqs_buckets: shapes.1,
                     max_prefills_per_batch: Some(turns.2),

@@ -87,7 +87,9 @@ pub(crate) struct Step {
     pub(crate) finished: Vec<usize>,
     owed: u32,
     decode_ready: bool,
-    prefill_held_back: bool,
+    /// Both a prefill and a decode were possible.
+    pub(crate) contested: bool,
+    throttle: bool,
     /// The head that was left waiting, and why.
     left: Option<(usize, Wait)>,
 }
@@ -275,7 +277,8 @@ impl Model {
             finished,
             owed,
             decode_ready: !ready.is_empty(),
-            prefill_held_back: contested && !throttle,
+            contested,
+            throttle,
             left: None,
         };
         if !prefills.is_empty() && !(contested && (throttle || owed > 0)) {
@@ -291,8 +294,13 @@ impl Model {
         }
         step.left = self.waiting.first().map(|&head| {
             let held_back = if owed > 0 { Wait::Interleave } else { Wait::Throttled };
-            let started = step.kind == Kind::Prefill || !contested;
-            (head, refused.filter(|_| started).unwrap_or(held_back))
+            let why = match step.kind {
+                Kind::Prefill => refused.unwrap_or(Wait::PrefillInProgress),
+                _ if self.running.len() >= self.slots() => Wait::Slots,
+                _ if contested && unfinished.is_empty() => held_back,
+                _ => refused.unwrap_or(held_back),
+            };
+            (head, why)
         });
         self.outstanding.push(step);
         self.outstanding.last()
@@ -476,7 +484,8 @@ impl Model {
             *starved = if step.kind == Kind::Prefill { *starved + 1 } else { 0 };
             assert!(*starved <= most, "request {request} waits for its decode over {starved} prefill steps");
         }
-        self.held_back = if step.kind == Kind::Decode && step.prefill_held_back { self.held_back + 1 } else { 0 };
+        let held_back = step.kind == Kind::Decode && step.contested && !step.throttle;
+        self.held_back = if held_back { self.held_back + 1 } else { 0 };
         assert!(self.held_back <= self.config.min_decode_steps, "a prompt waits over {} decode steps", self.held_back);
     }
 
