@@ -40,7 +40,7 @@ test-slow: $(DEBUG) ## Run the property tests over 100,000 histories each.
 lint: $(DEBUG) ## Check formats, lints, types, and the stub against the built module.
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
-	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps -p neuron-sched-core
+	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --document-private-items -p neuron-sched-core
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -76,7 +76,7 @@ $(TOOLS): pyproject.toml constraints.txt
 	touch $@
 
 # maturin installs the package's own dependencies with pip, which reads the constraint from its environment.
-develop = VIRTUAL_ENV=$(CURDIR)/$(VENV) PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/maturin develop --locked --extras cli
+develop = VIRTUAL_ENV=$(CURDIR)/$(VENV) PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_QUIET=1 $(BIN)/maturin develop --locked --extras cli
 
 $(DEBUG): $(TOOLS) $(SOURCES)
 	rm -f $(RELEASE)
