@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from neuron_sched import __version__
+from neuron_sched import NeuronConfig, __version__
 from neuron_sched.atomic import write_atomically
 from neuron_sched.options import add_options, config_of
 from neuron_sched.simulate import cost_of, replay
@@ -133,7 +133,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         _write(arguments.json, (json.dumps(summary, indent=2, allow_nan=False) + "\n").encode())
     if tables:
-        write_tables(summary, title=_title(arguments, len(workload)))
+        write_tables(summary, title=_title(arguments, len(workload)), setting=_setting(arguments, config))
     return _status(summary)
 
 
@@ -196,8 +196,17 @@ def _write(name: str, data: bytes) -> None:
 
 def _title(arguments: argparse.Namespace, requests: int) -> str:
     workload = "a synthetic chat workload" if arguments.trace is None else Path(arguments.trace).name
-    slots = f"{arguments.max_num_seqs:,} slots, {arguments.num_blocks:,} blocks of {arguments.block_size:,} tokens"
-    return f"{workload}: {_plural(requests, 'request')}\n{arguments.scheduler} scheduler, {slots}, {arguments.cost}"
+    return f"{workload}: {_plural(requests, 'request')}"
+
+
+def _setting(arguments: argparse.Namespace, config: NeuronConfig) -> list[str]:
+    """What decides the result, in words."""
+    cache = f"{config.num_blocks:,} KV blocks of {_plural(config.block_size, 'token')}"
+    steps = f"{_plural(config.max_num_batched_tokens, 'token')} a step"
+    return [
+        f"{arguments.scheduler} scheduler, {_plural(config.max_num_seqs, 'slot')}, {steps}, {cache}",
+        f"step times: {arguments.cost}",
+    ]
 
 
 def _plural(count: int, noun: str) -> str:

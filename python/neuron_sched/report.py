@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -40,12 +40,17 @@ REASONS = {
 BAR_WIDTH = 10
 
 
-def write_tables(summary: Summary, *, title: str, file: TextIO | None = None) -> None:
-    """Writes the tables to `file` (standard output): in colour on a terminal, else as plain text."""
+def write_tables(summary: Summary, *, title: str, setting: Sequence[str] = (), file: TextIO | None = None) -> None:
+    """Writes the tables to `file` (standard output): in colour on a terminal, else as plain text.
+
+    Above them stand the title and, in lines of their own, the setting.
+    """
     file = file or sys.stdout
     console = Console(file=file, highlight=False)
     with console.capture() as captured:
         console.print(Text(title, style="bold"))
+        for line in setting:
+            console.print(Text(line, style="dim"))
         for table in (_totals(summary), _latencies(summary), _steps(summary, console), _waits(summary)):
             if table is not None:
                 console.print("", table)
