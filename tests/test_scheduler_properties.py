@@ -2,9 +2,9 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import MixedOracle, MixedReq
 
 from neuron_sched import Req, Scheduler
+from oracle import MixedOracle, MixedReq
 
 
 def sizes(draw, kv_tokens):
