@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
-from oracle_bucket import BucketOracle, OracleRequest
 
 import neuron_sched
+from oracle_bucket import BucketOracle, OracleRequest
 
 
 def native(**config):

@@ -285,20 +285,25 @@ impl MixedScheduler {
         })
     }
 
+    /// Whether a live request runs; it waits otherwise.
+    pub fn is_running(&self, row: Row) -> Option<bool> {
+        self.rows.get(row).map(|request| place_of(&self.running, request.ticket).is_some())
+    }
+
     /// The plan whose completion is due, as the last schedule gave it.
     pub fn plan(&self) -> Option<&[Planned]> {
         self.due.then_some(&self.plan)
     }
 
-    /// A number that changes whenever a plan is worked out: as long as it stays, so does the plan.
+    /// A number that changes whenever a plan is worked out anew: as long as it stays, so does the plan.
     pub fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// Whether the plan will be the next one too, unless somebody is added or cancelled. Then, in the step
-    /// completed last, everybody planned emitted and nobody ended.
-    pub fn repeats(&self) -> bool {
-        self.run.is_some()
+    /// Whether completing the plan moves nothing but counters: everybody planned emits, nobody ends, and the
+    /// next plan is the same one unless somebody is admitted or cancelled.
+    pub fn is_steady(&self) -> bool {
+        self.run.as_ref().is_some_and(|run| run.left > 1)
     }
 
     /// What keeps the head of the waiting queue from running; `None` when nobody waits.
