@@ -8,6 +8,7 @@ mod guard;
 mod mixed;
 mod request;
 mod scheduler;
+mod simulate;
 mod step;
 
 use pyo3::prelude::*;
@@ -27,6 +28,8 @@ mod _native {
     use super::request::{Request, RequestState};
     #[pymodule_export]
     use super::scheduler::{BucketScheduler, Explanation};
+    #[pymodule_export]
+    use super::simulate::{Cost, ReplayReport, TraceRequest, replay};
     #[pymodule_export]
     use super::step::{Outcome, Outcomes, Step};
 

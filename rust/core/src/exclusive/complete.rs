@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::lane::Lane;
+use super::plan::take_slots;
 use super::{ExclusiveScheduler, Pending};
 use crate::config::TOKENS_MAX;
 use crate::error::Error;
@@ -119,6 +120,24 @@ impl Completion {
     }
 }
 
+impl Pending {
+    /// Whether the row at `at` ended since the step was planned.
+    fn is_dropped(&self, at: usize) -> bool {
+        !self.dropped.is_empty() && self.step.rows.get(at).is_some_and(|row| self.dropped.contains(row))
+    }
+
+    /// Positions in the step and among the running requests of the rows that are still there. Both keep
+    /// the order of admission.
+    fn live<'a>(&'a self, lanes: &'a [Lane]) -> impl Iterator<Item = (usize, usize)> + 'a {
+        let mut from = 0;
+        (0..self.step.rows.len()).filter(|&at| !self.is_dropped(at)).map(move |at| {
+            let found = lanes[from..].iter().position(|lane| lane.row == self.step.rows[at]);
+            from += found.expect("a row that did not end has a lane") + 1;
+            (at, from - 1)
+        })
+    }
+}
+
 impl ExclusiveScheduler {
     /// Completes the step with that number, which must be the one that is due. A refused call changes
     /// nothing.
@@ -171,17 +190,15 @@ impl ExclusiveScheduler {
                 return fault(id.to_string(), &format!("token ids from 0 to {TOKENS_MAX}"));
             }
         }
-        let mut lanes = self.lanes.iter();
-        for (at, &row) in step.rows.iter().enumerate() {
-            if !pending.dropped.is_empty() && pending.dropped.contains(&row) {
-                continue;
-            }
-            let lane = lanes.find(|lane| lane.row == row).expect("the running requests keep the batch order");
+        if matches!(tokens, Tokens::LeftOut) && !self.lanes.iter().any(|lane| lane.told) {
+            return Ok(());
+        }
+        for (at, lane) in pending.live(&self.lanes) {
             match tokens.get(at) {
                 Some(id) if !step.emits(at) => {
                     return fault(format!("{id} at position {at}"), "None for a chunk that does not end its prompt");
                 }
-                None if lane.told && step.emits(at) => {
+                None if self.lanes[lane].told && step.emits(at) => {
                     return fault(format!("None at position {at}"), "a token id, since the prompt was given as ids");
                 }
                 _ => {}
@@ -207,7 +224,8 @@ impl ExclusiveScheduler {
         takes.sort_unstable();
         for &(step, at) in &takes {
             let short = 1 + step - self.lanes[at].planned;
-            self.take_slots(at, short);
+            let Self { lanes, requests, kv, worst_case, .. } = &mut *self;
+            take_slots(&mut lanes[at], short, *worst_case, requests, kv);
         }
         for &(_, at) in &takes {
             self.lanes[at].planned = 1 + more;
@@ -217,34 +235,19 @@ impl ExclusiveScheduler {
     /// Moves the counts of the step that is due by `times` of its tokens, ends who has all it may have,
     /// and hands out what came of it.
     fn apply(&mut self, tokens: Tokens<'_>, times: u32) -> Arc<Completion> {
-        let Pending { step, decision, dropped, .. } = self.pending.pop_front().expect("a step is due");
-        let mut completion = self.completion.take().filter(|last| Arc::strong_count(last) == 1).unwrap_or_default();
+        let pending = self.pending.pop_front().expect("a step is due");
+        let last = self.completion.take().filter(|last| Arc::strong_count(last) == 1);
+        let mut completion = last.unwrap_or_default();
         let record = Arc::get_mut(&mut completion).expect("nobody else holds it");
         record.start(tokens);
-        let mut at_lane = 0;
-        for (at, &row) in step.rows.iter().enumerate() {
-            if !dropped.is_empty() && dropped.contains(&row) {
-                record.silent.push(at);
-                continue;
-            }
-            while self.lanes[at_lane].row != row {
-                at_lane += 1;
-            }
-            let count = step.tokens(at) * times;
-            let lane = &mut self.lanes[at_lane];
-            let before = lane.computed;
-            lane.computed += count;
-            lane.planned -= count;
-            let stopped = tokens.get(at).is_some_and(|token| self.emit(at_lane, token));
-            self.offer_blocks(at_lane, before);
-            let lane = &self.lanes[at_lane];
-            if !step.emits(at) {
-                record.silent.push(at);
-            } else if stopped || lane.computed == lane.end {
-                record.finishes.push((at, if stopped { Finish::Stop } else { Finish::Length }));
-            }
-            at_lane += 1;
+        if let Tokens::Given(given) = tokens {
+            self.emit(&pending, given, &mut record.finishes);
         }
+        self.advance(&pending, times, record);
+        if self.kv.shares() {
+            self.offer_blocks(&pending);
+        }
+        let Pending { step, decision, .. } = pending;
         self.phase = self.phase.completed(decision);
         self.delivered.extend(self.ended.drain(..step.finished.len()));
         self.end(&step, &record.finishes);
@@ -259,39 +262,77 @@ impl ExclusiveScheduler {
         completion
     }
 
-    /// Keeps the token that the request at `at` of the running ones has just emitted; whether it ends it.
-    fn emit(&mut self, at: usize, token: u32) -> bool {
-        let lane = &self.lanes[at];
-        let before = Lane::generated(lane.computed, lane.prompt) as usize - 1;
-        let request = self.requests.get_mut(lane.row).expect("a running request is alive");
-        let outputs = &mut request.run.as_deref_mut().expect("a running request was started").outputs;
-        outputs.resize(before, UNKNOWN_TOKEN);
-        outputs.push(token);
-        request.stop_token_ids.contains(&token)
+    /// Keeps the tokens that were told, and notes whom a stop token ends.
+    fn emit(&mut self, pending: &Pending, given: &[Option<u32>], finishes: &mut Vec<(usize, Finish)>) {
+        for (at, lane) in pending.live(&self.lanes) {
+            let Some(token) = given[at] else { continue };
+            let lane = &self.lanes[lane];
+            let before = Lane::generated(lane.computed, lane.prompt) as usize;
+            let request = self.requests.get_mut(lane.row).expect("a running request is alive");
+            let outputs = &mut request.run.as_deref_mut().expect("a running request was started").outputs;
+            outputs.resize(before, UNKNOWN_TOKEN);
+            outputs.push(token);
+            if request.stop_token_ids.contains(&token) {
+                finishes.push((at, Finish::Stop));
+            }
+        }
     }
 
-    /// Offers the blocks that were filled since `before` tokens to requests that start later. Not sooner:
-    /// what a step has not written yet must not be read by another.
-    fn offer_blocks(&mut self, at: usize, before: u32) {
-        let (lane, block_size) = (&self.lanes[at], self.worst_case.block_size);
-        let full = lane.computed / block_size;
-        if !self.kv.shares() || full == before / block_size {
-            return;
+    /// Moves the counts, and notes who emitted nothing and who has emitted all it may.
+    fn advance(&mut self, pending: &Pending, times: u32, record: &mut Completion) {
+        let step = &*pending.step;
+        let stops = record.finishes.len();
+        let mut at = 0;
+        for lane in &mut self.lanes {
+            while pending.is_dropped(at) {
+                record.silent.push(at);
+                at += 1;
+            }
+            if step.rows.get(at) != Some(&lane.row) {
+                continue;
+            }
+            let count = step.tokens(at) * times;
+            lane.computed += count;
+            lane.planned -= count;
+            if lane.computed == lane.end {
+                record.finishes.push((at, Finish::Length));
+            } else if !step.emits(at) {
+                record.silent.push(at);
+            }
+            at += 1;
         }
-        let request = self.requests.get_mut(lane.row).expect("a running request is alive");
-        let mut run = request.run.take().expect("a running request was started");
-        let sequence = Sequence { prompt: &request.prompt, outputs: &run.outputs };
-        while run.offered < full {
-            let block = run.blocks[run.offered as usize];
-            let Some(content) = self.kv.offer(&sequence, run.offered, run.content, block) else {
-                // Behind a block of unknown content no other can be found.
-                run.offered = u32::MAX;
-                break;
-            };
-            run.content = content;
-            run.offered += 1;
+        record.silent.extend(at..step.rows.len());
+        if stops > 0 {
+            // Stop wins: the sort is stable, and the stops stand first.
+            record.finishes.sort_by_key(|&(at, _)| at);
+            record.finishes.dedup_by_key(|&mut (at, _)| at);
         }
-        request.run = Some(run);
+    }
+
+    /// Offers the blocks that the step has filled to requests that start later. Not sooner: what a step
+    /// has not written yet must not be read by another.
+    fn offer_blocks(&mut self, pending: &Pending) {
+        let block_size = self.worst_case.block_size;
+        for (at, lane) in pending.live(&self.lanes) {
+            let lane = &self.lanes[lane];
+            let full = lane.computed / block_size;
+            if full == pending.step.computed(at) / block_size {
+                continue;
+            }
+            let request = self.requests.get_mut(lane.row).expect("a running request is alive");
+            let run = request.run.as_deref_mut().expect("a running request was started");
+            let sequence = Sequence { prompt: &request.prompt, outputs: &run.outputs };
+            while run.offered < full {
+                let block = run.blocks[run.offered as usize];
+                let Some(content) = self.kv.offer(&sequence, run.offered, run.content, block) else {
+                    // Behind a block of unknown content no other can be found.
+                    run.offered = u32::MAX;
+                    break;
+                };
+                run.content = content;
+                run.offered += 1;
+            }
+        }
     }
 
     /// Takes out who ended in `step`, in batch order.

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use super::lane::Lane;
-use super::{ExclusiveScheduler, Pending, Place, Run};
+use super::{ExclusiveScheduler, Pending, Place, Request, Run};
 use crate::error::Error;
-use crate::ledger::{Candidate, Wait};
+use crate::kv_cache::KvCache;
+use crate::ledger::{Candidate, Wait, WorstCase};
 use crate::phase::{Decision, Kind};
-use crate::request::{Prompt, Row};
+use crate::request::{Prompt, Row, Rows};
 use crate::step::{Chunk, Step, check};
 
 /// Steps kept for their memory: the last completed one may still be held, and so may one that went void.
@@ -47,7 +48,8 @@ impl ExclusiveScheduler {
             }
         };
         // A head that may start, or a prompt part done, ends the run of equal decode steps.
-        let certain = matches!(left, None | Some(Wait::Slots | Wait::Kv)) && self.pending.is_empty();
+        let undisturbed = !self.prefill_in_progress() && matches!(left, None | Some(Wait::Slots | Wait::Kv));
+        let certain = undisturbed && self.pending.is_empty();
         let horizon = if certain { horizon } else { 1 };
         self.doubt_horizon();
         let left = self.queue.head().zip(left);
@@ -91,8 +93,8 @@ impl ExclusiveScheduler {
         let lanes = &self.lanes[first..];
         let rows = step.chunks.iter().zip(lanes).map(|(chunk, lane)| (lane.prefilling(), i64::from(chunk.tokens)));
         check(step.kind, step.padded, rows, |at| step.rows[at].index())?;
-        for (at, chunk) in step.chunks.iter().enumerate() {
-            self.take_slots(first + at, chunk.tokens);
+        for (chunk, lane) in step.chunks.iter().zip(&mut self.lanes[first..]) {
+            take_slots(lane, chunk.tokens, self.worst_case, &mut self.requests, &mut self.kv);
         }
         Ok(left)
     }
@@ -139,45 +141,28 @@ impl ExclusiveScheduler {
     /// Fills `step` with one token of each request that is ready; answers how many steps in a row the
     /// same requests can decode.
     fn plan_decode(&mut self, step: &mut Step) -> Result<u32, Error> {
-        let mut horizon = u32::MAX;
-        for lane in self.lanes.iter().filter(|lane| lane.ready()) {
-            step.rows.push(lane.row);
-            step.computed.push(lane.projected());
-            horizon = horizon.min(lane.end - lane.projected());
-        }
+        let ready = || self.lanes.iter().filter(|lane| lane.ready());
         step.kind = Kind::Decode;
-        step.padded = self.seqs_buckets.fit(step.total())?;
-        let rows = self.lanes.iter().filter(|lane| lane.ready()).map(|lane| (lane.prefilling(), 1));
-        check(step.kind, step.padded, rows, |at| step.rows[at].index())?;
-        let ahead = 1 + self.worst_case.lookahead;
-        for at in 0..self.lanes.len() {
-            let lane = &mut self.lanes[at];
-            if !lane.ready() {
-                continue;
-            }
-            if lane.capacity < lane.projected() + ahead {
-                self.take_slots(at, 1);
-            } else {
+        let count = u32::try_from(ready().count()).expect("at most max_num_seqs");
+        step.padded = self.seqs_buckets.fit(count)?;
+        let rows = ready().map(|lane| (lane.prefilling(), 1));
+        check(step.kind, step.padded, rows, |at| ready().nth(at).map_or(0, |lane| lane.row.index()))?;
+        step.rows.reserve(count as usize);
+        step.computed.reserve(count as usize);
+        let mut horizon = u32::MAX;
+        let Self { lanes, requests, kv, worst_case, .. } = self;
+        for lane in lanes.iter_mut().filter(|lane| lane.ready()) {
+            let projected = lane.projected();
+            step.rows.push(lane.row);
+            step.computed.push(projected);
+            horizon = horizon.min(lane.end - projected);
+            if lane.capacity > projected + worst_case.lookahead {
                 lane.planned += 1;
+            } else {
+                take_slots(lane, 1, *worst_case, requests, kv);
             }
         }
         Ok(horizon)
-    }
-
-    /// Plans `tokens` more of the request at `at` of the running ones and allocates the blocks they need.
-    pub(super) fn take_slots(&mut self, at: usize, tokens: u32) {
-        let lane = &mut self.lanes[at];
-        lane.planned += tokens;
-        let block_size = self.worst_case.block_size;
-        let capacity = self.worst_case.blocks_for(lane.projected()) * block_size;
-        if lane.capacity < capacity {
-            let run = self.requests.get_mut(lane.row).and_then(|request| request.run.as_deref_mut());
-            let blocks = &mut run.expect("a running request was started").blocks;
-            while lane.capacity < capacity {
-                blocks.push(self.kv.allocate());
-                lane.capacity += block_size;
-            }
-        }
     }
 
     fn void_pending(&mut self) {
@@ -212,5 +197,25 @@ impl ExclusiveScheduler {
         let carried: usize = self.pending.iter().map(|pending| pending.step.finished.len()).sum();
         fresh.finished.extend_from_slice(&self.ended[carried..]);
         step
+    }
+}
+
+/// Plans `tokens` more of a running request and allocates the blocks that they need.
+pub(super) fn take_slots(
+    lane: &mut Lane,
+    tokens: u32,
+    worst_case: WorstCase,
+    requests: &mut Rows<Request>,
+    kv: &mut KvCache,
+) {
+    lane.planned += tokens;
+    let capacity = worst_case.blocks_for(lane.projected()) * worst_case.block_size;
+    if lane.capacity < capacity {
+        let run = requests.get_mut(lane.row).and_then(|request| request.run.as_deref_mut());
+        let blocks = &mut run.expect("a running request was started").blocks;
+        while lane.capacity < capacity {
+            blocks.push(kv.allocate());
+            lane.capacity += worst_case.block_size;
+        }
     }
 }

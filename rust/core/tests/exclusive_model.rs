@@ -1,0 +1,383 @@
+//! The exclusive scheduler against a slow model, over random histories.
+//!
+//! `PROPTEST_CASES=100000 cargo nextest run --release -p neuron-sched-core exclusive_model` runs them long.
+
+mod model;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use neuron_sched_core::config::Config;
+use neuron_sched_core::exclusive::{
+    Completion, ExclusiveScheduler, Finish, NewRequest, Options, Status as Shown, Tokens,
+};
+use neuron_sched_core::phase::Kind;
+use neuron_sched_core::request::{Prompt, Row, UNKNOWN_TOKEN};
+use neuron_sched_core::step::Step;
+use proptest::prelude::*;
+use proptest_state_machine::{ReferenceStateMachine, StateMachineTest, prop_state_machine};
+
+use model::cases::Scale;
+use model::{Emitted, Model, Status};
+
+/// One call.
+#[derive(Clone, Debug)]
+enum Call {
+    Add {
+        prompt: Prompt,
+        max_tokens: u32,
+        priority: i64,
+        stop: Vec<u32>,
+    },
+    Schedule {
+        throttle: bool,
+        ahead: bool,
+    },
+    /// Completes the pending step with these token ids, over and over; or without.
+    Complete {
+        tokens: Option<Vec<u32>>,
+    },
+    /// Completes it with entries that may be anything.
+    CompleteBadly {
+        tokens: Vec<Option<u32>>,
+    },
+    /// Completes the pending step and its equal successors, at most so many.
+    CompleteDecodes {
+        times: u32,
+    },
+    Cancel {
+        request: usize,
+    },
+}
+
+/// The model, and what it answered to the last call.
+#[derive(Clone, Debug)]
+struct Reference {
+    scale: Scale,
+    model: Model,
+    accepted: bool,
+    emitted: Vec<Emitted>,
+    /// The tokens of the last completion, as the scheduler is to be given them.
+    tokens: Option<Vec<Option<u32>>>,
+    /// Whether somebody came or left since the pending step was planned.
+    disturbed: bool,
+    /// How many decode steps the last call completed at once.
+    repeated: u32,
+}
+
+impl Reference {
+    /// The entries for the pending step: a token for each row that emits.
+    fn entries(&self, ids: &[u32]) -> Vec<Option<u32>> {
+        let rows = self.model.outstanding[0].rows.iter().enumerate();
+        rows.map(|(at, row)| row.emits.then(|| ids[at % ids.len()])).collect()
+    }
+
+    /// How often the pending decode step repeats itself for certain, by trying.
+    fn repeats(&self, most: u32) -> u32 {
+        let pending = &self.model.outstanding;
+        if self.disturbed || pending.len() > 1 || pending[0].contested {
+            return 1;
+        }
+        let mut model = self.model.clone();
+        let first: Vec<usize> = model.outstanding[0].rows.iter().map(|row| row.request).collect();
+        let mut times = 0;
+        while times < most && model.outstanding[0].kind == Kind::Decode {
+            if !model.outstanding[0].rows.iter().map(|row| row.request).eq(first.iter().copied()) {
+                break;
+            }
+            times += 1;
+            model.complete(None);
+            model.schedule(false, false);
+        }
+        times
+    }
+}
+
+impl ReferenceStateMachine for Reference {
+    type State = Self;
+    type Transition = Call;
+
+    fn init_state() -> BoxedStrategy<Self> {
+        let start = |(scale, config)| Self {
+            scale,
+            model: Model::new(config),
+            accepted: false,
+            emitted: Vec::new(),
+            tokens: None,
+            disturbed: false,
+            repeated: 0,
+        };
+        model::cases::configs().prop_map(start).boxed()
+    }
+
+    fn transitions(state: &Self) -> BoxedStrategy<Call> {
+        let config = &state.model.config;
+        let prompts = model::cases::prompts(state.scale, config.max_model_len);
+        let stop = proptest::collection::vec(2..5_u32, 0..2);
+        let add = (prompts, prop_oneof![1..=3_u32, 1..=config.max_model_len], -2..=2_i64, stop)
+            .prop_map(|(prompt, max_tokens, priority, stop)| Call::Add { prompt, max_tokens, priority, stop });
+        let throttle = proptest::bool::weighted(0.1);
+        let schedule = throttle.prop_map(|throttle| Call::Schedule { throttle, ahead: false }).boxed();
+        let ahead = throttle.prop_map(|throttle| Call::Schedule { throttle, ahead: true });
+        let cancel = (0..state.model.requests.len().max(1)).prop_map(|request| Call::Cancel { request });
+        // Tokens above 1 are rare, or everything would be stopped early.
+        let token = prop_oneof![12 => 0..2_u32, 1 => 2..5_u32];
+        let ids = proptest::collection::vec(token.clone(), 1..5);
+        let complete = proptest::option::weighted(0.7, ids).prop_map(|tokens| Call::Complete { tokens });
+        let badly = proptest::collection::vec(proptest::option::of(token), 0..4);
+        let badly = badly.prop_map(|tokens| Call::CompleteBadly { tokens });
+        let decodes = (1..6_u32).prop_map(|times| Call::CompleteDecodes { times });
+        if state.model.outstanding.is_empty() {
+            prop_oneof![6 => add, 8 => schedule, 2 => ahead, 1 => cancel].boxed()
+        } else {
+            prop_oneof![3 => add, 1 => schedule, 4 => ahead, 10 => complete, 3 => decodes, 1 => badly, 1 => cancel]
+                .boxed()
+        }
+    }
+
+    fn preconditions(state: &Self, call: &Call) -> bool {
+        let pending = state.model.outstanding.first();
+        let told = |step: &model::Step| {
+            step.rows.iter().any(|row| {
+                let request = &state.model.requests[row.request];
+                row.emits && request.told() && request.status == Status::Running
+            })
+        };
+        match call {
+            Call::Add { .. } | Call::Schedule { .. } => true,
+            Call::Cancel { request } => *request < state.model.requests.len(),
+            Call::Complete { tokens } => pending.is_some_and(|step| tokens.is_some() || !told(step)),
+            Call::CompleteBadly { tokens } => pending.is_some() && !state.model.accepts(Some(tokens)),
+            Call::CompleteDecodes { .. } => pending.is_some_and(|step| step.kind == Kind::Decode && !told(step)),
+        }
+    }
+
+    fn apply(mut state: Self, call: &Call) -> Self {
+        match call {
+            Call::Add { prompt, max_tokens, priority, stop } => {
+                state.accepted = state.model.add(prompt.clone(), *max_tokens, *priority, stop.clone());
+                state.disturbed = true;
+            }
+            &Call::Schedule { throttle, ahead } => {
+                let alone = !ahead || state.model.outstanding.is_empty();
+                state.accepted = state.model.schedule(throttle, ahead).is_some();
+                state.disturbed &= !alone;
+            }
+            Call::Complete { tokens } => {
+                state.tokens = tokens.as_ref().map(|ids| state.entries(ids));
+                state.emitted = state.model.complete(state.tokens.as_deref());
+                state.disturbed = true;
+            }
+            Call::CompleteBadly { .. } => {}
+            &Call::CompleteDecodes { times } => {
+                let times = state.repeats(times);
+                state.repeated = times;
+                for more in (0..times).rev() {
+                    state.emitted = state.model.complete(None);
+                    if more > 0 {
+                        state.model.schedule(false, false);
+                    }
+                }
+                state.disturbed = true;
+            }
+            Call::Cancel { request } => {
+                state.accepted = state.model.cancel(*request);
+                state.disturbed = true;
+            }
+        }
+        state
+    }
+}
+
+/// The scheduler, and the rows under which it knows the requests of the model.
+struct Subject {
+    scheduler: ExclusiveScheduler,
+    rows: Vec<Row>,
+    steps: Vec<Arc<Step>>,
+    disturbed: bool,
+}
+
+impl Subject {
+    fn new(config: &Config) -> Self {
+        Self { scheduler: ExclusiveScheduler::new(config), rows: Vec::new(), steps: Vec::new(), disturbed: false }
+    }
+
+    fn numbers(&self, rows: impl IntoIterator<Item = Row>) -> Vec<usize> {
+        let numbers: BTreeMap<Row, usize> = self.rows.iter().enumerate().map(|(number, &row)| (row, number)).collect();
+        rows.into_iter().map(|row| numbers[&row]).collect()
+    }
+
+    fn add(&mut self, prompt: &Prompt, max_tokens: u32, priority: i64, stop: &[u32]) -> bool {
+        let stop_token_ids = stop.into();
+        let request = NewRequest { prompt: prompt.clone(), max_tokens, priority, stop_token_ids };
+        let row = self.scheduler.add(request);
+        self.rows.extend(row.clone());
+        row.is_ok()
+    }
+
+    fn schedule(&mut self, throttle_prefills: bool, ahead: bool) -> bool {
+        let step = self.scheduler.schedule(Options { throttle_prefills, ahead });
+        if step.is_ok() && !ahead {
+            self.steps.clear();
+        }
+        self.steps.extend(step.clone());
+        step.is_ok()
+    }
+
+    /// Completing the step that is due, and no other.
+    fn complete(&mut self, tokens: Tokens<'_>, repeats: Option<u32>) -> Arc<Completion> {
+        let step = self.steps.remove(0);
+        for other in [step.id() + 1, step.id().wrapping_sub(1)] {
+            assert!(self.scheduler.complete(other, tokens).is_err(), "only the oldest planned step is due");
+        }
+        let completion = match repeats {
+            None => self.scheduler.complete(step.id(), tokens),
+            Some(times) => self.scheduler.complete_decodes(step.id(), times),
+        };
+        assert!(self.scheduler.complete(step.id(), tokens).is_err(), "a step is completed once");
+        completion.expect("the step is due")
+    }
+
+    fn assert_step(&self, step: &Step, expected: &model::Step) {
+        assert_eq!((step.kind(), step.padded_tokens()), (expected.kind, expected.padded_tokens));
+        assert_eq!(step.num_seqs_padded(), if step.kind() == Kind::Decode { expected.padded_tokens } else { 0 });
+        assert_eq!(self.numbers(step.finished().iter().copied()), expected.finished);
+        let requests: Vec<usize> = expected.rows.iter().map(|row| row.request).collect();
+        assert_eq!(self.numbers(step.rows().iter().copied()), requests);
+        for (at, row) in expected.rows.iter().enumerate() {
+            let planned = (step.tokens(at), step.padded(at), step.computed(at), step.emits(at));
+            assert_eq!(planned, (row.tokens, row.padded, row.computed, row.emits), "row {at} of {step:?}");
+            assert_eq!(self.scheduler.step_blocks(step, at), Some(&row.blocks[..]), "row {at} of {step:?}");
+        }
+    }
+
+    fn assert_emitted(&self, completion: &Completion, expected: &[Emitted]) {
+        let rows = self.numbers(completion.iter().map(|outcome| outcome.row));
+        let emitted = rows.iter().zip(completion.iter());
+        let emitted: Vec<Emitted> = emitted
+            .map(|(&request, outcome)| Emitted { request, token: outcome.token, finish: outcome.finish })
+            .collect();
+        assert_eq!(emitted, expected);
+        let finishes: Vec<(usize, Finish)> =
+            expected.iter().filter_map(|emitted| Some((emitted.request, emitted.finish?))).collect();
+        let (ended, why): (Vec<Row>, Vec<Finish>) = completion.finishes().unzip();
+        assert_eq!(self.numbers(ended).into_iter().zip(why).collect::<Vec<_>>(), finishes);
+    }
+
+    fn assert_request(&self, row: Row, expected: &model::Request) {
+        let shown = self.scheduler.view(row);
+        if expected.status == Status::Delivered {
+            return;
+        }
+        let shown = shown.expect("known until its end was delivered");
+        let status = match expected.status {
+            Status::Waiting => Shown::Waiting,
+            Status::Running if expected.computed < expected.length() => Shown::Prefill,
+            Status::Running => Shown::Decode,
+            Status::Finished(finish) => Shown::Finished(finish),
+            Status::Cancelled | Status::Delivered => Shown::Cancelled,
+        };
+        let emitted = u32::try_from(expected.outputs.len()).unwrap();
+        assert_eq!((shown.status, shown.computed, shown.generated), (status, expected.computed, emitted));
+        assert_eq!(shown.blocks, expected.blocks);
+        let told = |at: usize| shown.outputs.get(at).copied().filter(|&id| id != UNKNOWN_TOKEN);
+        assert!(shown.outputs.len() <= expected.outputs.len());
+        assert!(expected.outputs.iter().enumerate().all(|(at, &id)| told(at) == id), "{:?}", shown.outputs);
+    }
+}
+
+struct ExclusiveModel;
+
+impl StateMachineTest for ExclusiveModel {
+    type SystemUnderTest = Subject;
+    type Reference = Reference;
+
+    fn init_test(state: &Reference) -> Subject {
+        Subject::new(&state.model.config)
+    }
+
+    fn apply(mut subject: Subject, state: &Reference, call: Call) -> Subject {
+        match call {
+            Call::Add { prompt, max_tokens, priority, stop } => {
+                assert_eq!(subject.add(&prompt, max_tokens, priority, &stop), state.accepted);
+            }
+            Call::Schedule { throttle, ahead } => {
+                assert_eq!(subject.schedule(throttle, ahead), state.accepted);
+                if state.accepted {
+                    let planned = subject.steps.last().expect("just planned");
+                    subject.assert_step(planned, state.model.outstanding.last().expect("just planned"));
+                    let idle = state.model.outstanding.len() == 1 && planned.kind() == Kind::Idle;
+                    let live = subject.scheduler.num_running() + subject.scheduler.num_waiting();
+                    assert!(!idle || live == 0, "an idle step while something could run");
+                }
+            }
+            Call::Complete { .. } => {
+                let tokens = state.tokens.as_deref().map_or(Tokens::LeftOut, Tokens::Given);
+                let completion = subject.complete(tokens, None);
+                subject.assert_emitted(&completion, &state.emitted);
+            }
+            Call::CompleteBadly { tokens } => {
+                let due = subject.steps[0].id();
+                assert!(subject.scheduler.complete(due, Tokens::Given(&tokens)).is_err());
+            }
+            Call::CompleteDecodes { times } => {
+                let horizon = subject.scheduler.decode_horizon();
+                assert!(subject.steps.len() == 1 || horizon == 1, "nothing is certain beside a step ahead");
+                let times = if subject.disturbed { 1 } else { times.min(horizon) };
+                assert_eq!(times, state.repeated, "the horizon is {horizon}");
+                let completion = subject.complete(Tokens::LeftOut, Some(times));
+                subject.assert_emitted(&completion, &state.emitted);
+            }
+            Call::Cancel { request } => assert_eq!(subject.scheduler.cancel(subject.rows[request]), state.accepted),
+        }
+        subject.disturbed = state.disturbed;
+        subject
+    }
+
+    fn check_invariants(subject: &Subject, state: &Reference) {
+        let (scheduler, model) = (&subject.scheduler, &state.model);
+        assert_eq!(scheduler.check(), Ok(()));
+        assert_eq!((scheduler.num_waiting(), scheduler.num_running()), (model.num_waiting(), model.running.len()));
+        assert_eq!(scheduler.free_blocks() as usize, model.pool.free.len());
+        assert_eq!((scheduler.reserved_blocks(), scheduler.state()), (model.reserved(), model.state));
+        for (&row, request) in subject.rows.iter().zip(&model.requests) {
+            subject.assert_request(row, request);
+        }
+        for (step, expected) in subject.steps.iter().zip(&model.outstanding) {
+            subject.assert_step(step, expected);
+        }
+        let explained = scheduler.explain().map(|shown| {
+            let head = subject.numbers([shown.row])[0];
+            assert_eq!((shown.needed, shown.reserved, shown.usable), model.explanation_counts(head));
+            (head, shown.wait)
+        });
+        assert_eq!(explained, model.explain());
+    }
+
+    /// Every accepted request ends.
+    fn teardown(mut subject: Subject, mut state: Reference) {
+        let mut calls = 0;
+        while state.model.num_waiting() + state.model.running.len() > 0 {
+            let call = Call::Schedule { throttle: false, ahead: false };
+            state = Reference::apply(state, &call);
+            subject = Self::apply(subject, &state, call);
+            let call = Call::Complete { tokens: Some(vec![0]) };
+            state = Reference::apply(state, &call);
+            subject = Self::apply(subject, &state, call);
+            Self::check_invariants(&subject, &state);
+            calls += 1;
+            assert!(calls < 100_000, "requests that never end");
+        }
+        let ended = |request: &model::Request| !matches!(request.status, Status::Waiting | Status::Running);
+        assert!(state.model.requests.iter().all(ended));
+        assert_eq!(subject.scheduler.free_blocks(), state.model.config.num_blocks);
+    }
+}
+
+prop_state_machine! {
+    // A call that a shrunk or random history does not allow is left out; that may happen any number of times.
+    #![proptest_config(ProptestConfig { max_local_rejects: u32::MAX, ..ProptestConfig::default() })]
+
+    #[test]
+    fn exclusive_model(sequential 1..60 => ExclusiveModel);
+}

@@ -1,0 +1,519 @@
+//! A deliberately slow exclusive scheduler: lists and loops, nothing kept that can be worked out again.
+//! Requests are known by the order in which they were added.
+
+pub(crate) mod cases;
+mod chunks;
+mod pool;
+
+use neuron_sched_core::config::{Chunking, Config, KvAdmission};
+use neuron_sched_core::exclusive::Finish;
+use neuron_sched_core::ledger::Wait;
+use neuron_sched_core::phase::Kind;
+use neuron_sched_core::queue::Policy;
+use neuron_sched_core::request::{Prompt, SEGMENT_TOKENS};
+
+use pool::{Content, Pool};
+
+/// The smallest of `sizes` that holds `count`.
+pub(crate) fn fit(sizes: &[u32], count: u32) -> u32 {
+    if count == 0 { 0 } else { *sizes.iter().find(|&&size| size >= count).expect("within the last bucket") }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    Waiting,
+    Running,
+    Finished(Finish),
+    Cancelled,
+    /// Its end was carried by a completed step.
+    Delivered,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) prompt: Prompt,
+    pub(crate) stop: Vec<u32>,
+    priority: i64,
+    outputs_max: u32,
+    pub(crate) status: Status,
+    hit: u32,
+    pub(crate) computed: u32,
+    pub(crate) outputs: Vec<Option<u32>>,
+    pub(crate) blocks: Vec<u32>,
+    /// Prefill steps completed since it last had a chance to decode.
+    starved: u32,
+}
+
+impl Request {
+    pub(crate) fn length(&self) -> u32 {
+        u32::try_from(self.prompt.len()).unwrap()
+    }
+
+    /// Whether its output tokens must be told.
+    pub(crate) fn told(&self) -> bool {
+        matches!(self.prompt, Prompt::Tokens(_))
+    }
+
+    /// What its first `tokens` tokens are; `None` where one is not known.
+    fn content(&self, tokens: u32) -> Option<Content> {
+        (0..tokens)
+            .map(|at| match (&self.prompt, at.checked_sub(self.length())) {
+                (Prompt::Length(_), None) => None,
+                (Prompt::Tokens(ids), None) => Some((None, ids[at as usize])),
+                (Prompt::Segments { ids, .. }, None) => {
+                    Some((Some(ids[(at / SEGMENT_TOKENS) as usize]), at % SEGMENT_TOKENS))
+                }
+                (_, Some(output)) => self.outputs[output as usize].map(|id| (None, id)),
+            })
+            .collect()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PlannedRow {
+    pub(crate) request: usize,
+    pub(crate) tokens: u32,
+    pub(crate) padded: u32,
+    pub(crate) computed: u32,
+    pub(crate) emits: bool,
+    pub(crate) blocks: Vec<u32>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Step {
+    pub(crate) kind: Kind,
+    pub(crate) rows: Vec<PlannedRow>,
+    pub(crate) padded_tokens: u32,
+    pub(crate) finished: Vec<usize>,
+    owed: u32,
+    decode_ready: bool,
+    /// Both a prefill and a decode were possible.
+    pub(crate) contested: bool,
+    throttle: bool,
+    /// The head that was left waiting, and why.
+    left: Option<(usize, Wait)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Emitted {
+    pub(crate) request: usize,
+    pub(crate) token: Option<u32>,
+    pub(crate) finish: Option<Finish>,
+}
+
+/// Counts once the planned steps have run.
+struct Projection {
+    computed: Vec<u32>,
+    run: u32,
+    owed: u32,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Model {
+    pub(crate) config: Config,
+    pub(crate) requests: Vec<Request>,
+    waiting: Vec<usize>,
+    pub(crate) running: Vec<usize>,
+    ended: Vec<usize>,
+    /// The pending step, and the one ahead of it.
+    pub(crate) outstanding: Vec<Step>,
+    pub(crate) pool: Pool,
+    pub(crate) state: Kind,
+    run: u32,
+    owed: u32,
+    /// Decode steps completed in a row while a prefill was wanted and not throttled.
+    held_back: u32,
+}
+
+impl Model {
+    pub(crate) fn new(config: Config) -> Self {
+        let pool = Pool::new(config.num_blocks);
+        Self {
+            config,
+            requests: Vec::new(),
+            waiting: Vec::new(),
+            running: Vec::new(),
+            ended: Vec::new(),
+            outstanding: Vec::new(),
+            pool,
+            state: Kind::Idle,
+            run: 0,
+            owed: 0,
+            held_back: 0,
+        }
+    }
+
+    pub(crate) fn num_waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    fn blocks(&self, tokens: u32) -> u32 {
+        (tokens + self.config.lookahead).min(self.config.max_model_len).div_ceil(self.config.block_size)
+    }
+
+    fn need(&self, request: usize) -> u32 {
+        let request = &self.requests[request];
+        match self.config.kv_admission {
+            KvAdmission::Reserve => self.blocks(request.length() + request.outputs_max - 1),
+            KvAdmission::MaxModelLen => self.config.max_model_len.div_ceil(self.config.block_size),
+        }
+    }
+
+    pub(crate) fn reserved(&self) -> u32 {
+        self.running.iter().map(|&request| self.need(request)).sum()
+    }
+
+    /// Whether the request was accepted; its number is the count of those accepted before.
+    pub(crate) fn add(&mut self, prompt: Prompt, max_tokens: u32, priority: i64, stop: Vec<u32>) -> bool {
+        let length = u32::try_from(prompt.len()).unwrap();
+        if length > self.config.max_model_len {
+            return false;
+        }
+        let outputs_max = max_tokens.min((self.config.max_model_len - length).max(1));
+        self.requests.push(Request {
+            prompt,
+            stop,
+            priority: if self.config.policy == Policy::Priority { priority } else { 0 },
+            outputs_max,
+            status: Status::Waiting,
+            hit: 0,
+            computed: 0,
+            outputs: Vec::new(),
+            blocks: Vec::new(),
+            starved: 0,
+        });
+        let number = self.requests.len() - 1;
+        if self.need(number) > self.config.num_blocks {
+            self.requests.pop();
+            return false;
+        }
+        self.waiting.push(number);
+        self.waiting.sort_by_key(|&request| (self.requests[request].priority, request));
+        true
+    }
+
+    pub(crate) fn cancel(&mut self, request: usize) -> bool {
+        let alive = matches!(self.requests[request].status, Status::Waiting | Status::Running);
+        if alive {
+            self.end(request, Status::Cancelled);
+        }
+        alive
+    }
+
+    fn end(&mut self, number: usize, status: Status) {
+        self.waiting.retain(|&other| other != number);
+        self.running.retain(|&other| other != number);
+        let request = &mut self.requests[number];
+        request.status = status;
+        let blocks = std::mem::take(&mut request.blocks);
+        self.pool.release(&blocks);
+        self.ended.push(number);
+    }
+
+    fn project(&self) -> Projection {
+        let mut computed: Vec<u32> = self.requests.iter().map(|request| request.computed).collect();
+        let (mut run, mut owed) = (self.run, self.owed);
+        for step in &self.outstanding {
+            for row in &step.rows {
+                computed[row.request] += row.tokens;
+            }
+            (run, owed) = Self::after(step, run);
+        }
+        Projection { computed, run, owed }
+    }
+
+    /// The interleave counters after `step`.
+    fn after(step: &Step, run: u32) -> (u32, u32) {
+        match step.kind {
+            Kind::Decode => (0, step.owed.saturating_sub(1)),
+            Kind::Prefill => (if step.decode_ready { run + 1 } else { 0 }, step.owed),
+            Kind::Idle => (run, step.owed),
+        }
+    }
+
+    fn owed(&self, run: u32, owed: u32, contested: bool) -> u32 {
+        match self.config.max_consecutive_prefill_steps {
+            Some(most) if contested && owed == 0 && run >= most => self.config.min_decode_steps,
+            _ if contested => owed,
+            _ => 0,
+        }
+    }
+
+    fn unfinished(&self, computed: &[u32]) -> Vec<usize> {
+        self.running.iter().copied().filter(|&r| computed[r] < self.requests[r].length()).collect()
+    }
+
+    fn ready(&self, computed: &[u32]) -> Vec<usize> {
+        let ready = |&r: &usize| {
+            let request = &self.requests[r];
+            let emitted = (computed[r] + 1).saturating_sub(request.length());
+            computed[r] >= request.length() && emitted < request.outputs_max
+        };
+        self.running.iter().copied().filter(ready).collect()
+    }
+
+    pub(crate) fn schedule(&mut self, throttle: bool, ahead: bool) -> Option<&Step> {
+        if !ahead {
+            self.outstanding.clear();
+        } else if self.outstanding.len() == 2 {
+            return None;
+        }
+        let Projection { mut computed, run, owed } = self.project();
+        let unfinished = self.unfinished(&computed);
+        let ready = self.ready(&computed);
+        let (prefills, refused) = if unfinished.is_empty() {
+            self.heads()
+        } else {
+            (self.pack(&unfinished, &computed), Some(Wait::PrefillInProgress))
+        };
+        let contested = !prefills.is_empty() && !ready.is_empty();
+        let owed = self.owed(run, owed, contested);
+        let carried: Vec<usize> = self.outstanding.iter().flat_map(|step| step.finished.clone()).collect();
+        let finished = self.ended.iter().copied().filter(|ended| !carried.contains(ended)).collect();
+        let mut step = Step {
+            kind: Kind::Idle,
+            rows: Vec::new(),
+            padded_tokens: 0,
+            finished,
+            owed,
+            decode_ready: !ready.is_empty(),
+            contested,
+            throttle,
+            left: None,
+        };
+        if !prefills.is_empty() && !(contested && (throttle || owed > 0)) {
+            step.kind = Kind::Prefill;
+            step.rows = self.prefill(&prefills, &mut computed);
+            let total: u32 = step.rows.iter().map(|row| row.tokens).sum();
+            step.padded_tokens = fit(self.config.num_batched_tokens_buckets.sizes(), total);
+            step.rows.last_mut().unwrap().padded += step.padded_tokens - total;
+        } else if !ready.is_empty() {
+            step.kind = Kind::Decode;
+            step.rows = ready.iter().map(|&request| self.row(request, 1, computed[request])).collect();
+            step.padded_tokens = fit(self.config.num_seqs_buckets.sizes(), u32::try_from(ready.len()).unwrap());
+        }
+        step.left = self.waiting.first().map(|&head| {
+            let held_back = if owed > 0 { Wait::Interleave } else { Wait::Throttled };
+            let why = match step.kind {
+                Kind::Prefill => refused.unwrap_or(Wait::PrefillInProgress),
+                _ if self.running.len() >= self.slots() => Wait::Slots,
+                _ if contested && unfinished.is_empty() => held_back,
+                _ => refused.unwrap_or(held_back),
+            };
+            (head, why)
+        });
+        self.outstanding.push(step);
+        self.outstanding.last()
+    }
+
+    /// The heads of the queue that start together, and why the next one does not.
+    fn heads(&self) -> (Vec<usize>, Option<Wait>) {
+        let nothing = vec![0; self.requests.len()];
+        let mut admissible = Vec::new();
+        let mut reserved = self.reserved();
+        for &head in &self.waiting {
+            reserved += self.need(head);
+            if self.running.len() + admissible.len() >= self.slots() || reserved > self.config.num_blocks {
+                break;
+            }
+            admissible.push(head);
+        }
+        let chosen = self.pack(&admissible, &nothing);
+        let Some(&next) = self.waiting.get(chosen.len()) else { return (chosen, None) };
+        let with_next = [chosen.clone(), vec![next]].concat();
+        let refused = if self.running.len() + chosen.len() >= self.slots() {
+            Wait::Slots
+        } else if self.pack(&with_next, &nothing) == chosen {
+            Wait::PrefillBatchFull
+        } else {
+            Wait::Kv
+        };
+        (chosen, Some(refused))
+    }
+
+    fn slots(&self) -> usize {
+        self.config.max_num_seqs as usize
+    }
+
+    fn others(&self) -> bool {
+        self.config.long_prefill_token_threshold > 0 && self.waiting.len() + self.running.len() > 1
+    }
+
+    fn rest(&self, request: usize, computed: u32) -> u32 {
+        let request = &self.requests[request];
+        if computed == request.hit { request.length() } else { request.length() - computed }
+    }
+
+    /// The first of `candidates`, and those behind it that run whole beside it.
+    fn pack(&self, candidates: &[usize], computed: &[u32]) -> Vec<usize> {
+        let mut chosen = Vec::new();
+        let mut total = 0;
+        for &request in candidates {
+            total += self.rest(request, computed[request]);
+            let full = chosen.len() >= self.config.max_prefills_per_batch as usize
+                || total > self.config.prefill_budget()
+                || self.others();
+            if !chosen.is_empty() && full {
+                break;
+            }
+            chosen.push(request);
+        }
+        chosen
+    }
+
+    fn prefill(&mut self, chosen: &[usize], computed: &mut [u32]) -> Vec<PlannedRow> {
+        for &request in chosen {
+            if self.waiting.contains(&request) {
+                self.admit(request);
+                computed[request] = self.requests[request].computed;
+            }
+        }
+        let mut rows = Vec::new();
+        for &request in chosen {
+            let mut tokens = self.requests[request].length() - computed[request];
+            if chosen.len() == 1 {
+                tokens = tokens.min(self.chunk(self.rest(request, computed[request])));
+            }
+            rows.push(self.row(request, tokens, computed[request]));
+        }
+        rows
+    }
+
+    fn chunk(&self, rest: u32) -> u32 {
+        let chunk = match self.config.chunking {
+            Chunking::Fixed => rest.min(self.config.prefill_budget()),
+            Chunking::Bucket => chunks::first(rest, &self.config),
+        };
+        if self.others() { chunk.min(self.config.long_prefill_token_threshold) } else { chunk }
+    }
+
+    fn admit(&mut self, number: usize) {
+        self.waiting.retain(|&other| other != number);
+        self.running.push(number);
+        let request = &mut self.requests[number];
+        request.status = Status::Running;
+        let mut end = self.config.block_size;
+        while self.config.prefix_caching && end < request.length() {
+            let shared = request.content(end).and_then(|content| self.pool.share(&content));
+            let Some(block) = shared else { break };
+            request.blocks.push(block);
+            request.hit = end;
+            end += self.config.block_size;
+        }
+        request.computed = request.hit;
+    }
+
+    fn row(&mut self, request: usize, tokens: u32, computed: u32) -> PlannedRow {
+        let needed = self.blocks(computed + tokens) as usize;
+        while self.requests[request].blocks.len() < needed {
+            let block = self.pool.take();
+            self.requests[request].blocks.push(block);
+        }
+        let emits = computed + tokens >= self.requests[request].length();
+        let blocks = self.requests[request].blocks[..needed].to_vec();
+        PlannedRow { request, tokens, padded: tokens, computed, emits, blocks }
+    }
+
+    /// Whether the completion with those tokens is right; the pending step is there.
+    pub(crate) fn accepts(&self, tokens: Option<&[Option<u32>]>) -> bool {
+        let rows = &self.outstanding[0].rows;
+        tokens.is_none_or(|tokens| tokens.len() == rows.len())
+            && rows.iter().enumerate().all(|(at, row)| {
+                let request = &self.requests[row.request];
+                let given = tokens.and_then(|tokens| tokens[at]).is_some();
+                request.status != Status::Running || if row.emits { given || !request.told() } else { !given }
+            })
+    }
+
+    pub(crate) fn complete(&mut self, tokens: Option<&[Option<u32>]>) -> Vec<Emitted> {
+        let step = self.outstanding.remove(0);
+        (self.run, self.owed) = Self::after(&step, self.run);
+        self.count_interleave(&step);
+        for &ended in &step.finished {
+            self.ended.retain(|&other| other != ended);
+            self.requests[ended].status = Status::Delivered;
+        }
+        let mut emitted = Vec::new();
+        for (at, row) in step.rows.iter().enumerate() {
+            if self.requests[row.request].status != Status::Running {
+                continue;
+            }
+            let request = &mut self.requests[row.request];
+            request.computed += row.tokens;
+            let token = tokens.and_then(|tokens| tokens[at]);
+            let mut finish = None;
+            if row.emits {
+                request.outputs.push(token);
+                if token.is_some_and(|token| request.stop.contains(&token)) {
+                    finish = Some(Finish::Stop);
+                } else if request.outputs.len() == request.outputs_max as usize {
+                    finish = Some(Finish::Length);
+                }
+                emitted.push(Emitted { request: row.request, token, finish });
+            }
+            self.register(row.request);
+            if let Some(finish) = finish {
+                self.end(row.request, Status::Finished(finish));
+            }
+        }
+        if self.waiting.is_empty() && self.running.is_empty() {
+            self.state = Kind::Idle;
+        } else if step.kind != Kind::Idle {
+            self.state = step.kind;
+        }
+        emitted
+    }
+
+    fn register(&mut self, number: usize) {
+        let request = &self.requests[number];
+        for full in 1..=request.computed / self.config.block_size {
+            if self.config.prefix_caching
+                && let Some(content) = request.content(full * self.config.block_size)
+            {
+                self.pool.register(request.blocks[full as usize - 1], content);
+            }
+        }
+    }
+
+    /// The two-sided bound of the interleave, counted by itself.
+    fn count_interleave(&mut self, step: &Step) {
+        let Some(most) = self.config.max_consecutive_prefill_steps else { return };
+        let computed: Vec<u32> = self.requests.iter().map(|request| request.computed).collect();
+        for request in self.ready(&computed) {
+            let starved = &mut self.requests[request].starved;
+            *starved = if step.kind == Kind::Prefill { *starved + 1 } else { 0 };
+            assert!(*starved <= most, "request {request} waits for its decode over {starved} prefill steps");
+        }
+        let held_back = step.kind == Kind::Decode && step.contested && !step.throttle;
+        self.held_back = if held_back { self.held_back + 1 } else { 0 };
+        assert!(self.held_back <= self.config.min_decode_steps, "a prompt waits over {} decode steps", self.held_back);
+    }
+
+    pub(crate) fn explain(&self) -> Option<(usize, Wait)> {
+        let &head = self.waiting.first()?;
+        let Projection { computed, run, owed } = self.project();
+        let left = self.outstanding.last().and_then(|step| step.left).filter(|&(left, _)| left == head);
+        let wait = if self.running.len() >= self.slots() {
+            Wait::Slots
+        } else if !self.unfinished(&computed).is_empty() {
+            Wait::PrefillInProgress
+        } else if let Some((_, why @ (Wait::PrefillInProgress | Wait::PrefillBatchFull))) = left {
+            why
+        } else if self.reserved() + self.need(head) > self.config.num_blocks {
+            Wait::Kv
+        } else if !self.outstanding.is_empty() {
+            left.map(|(_, why)| why)
+                .filter(|why| matches!(why, Wait::Interleave | Wait::Throttled))
+                .unwrap_or(Wait::StepRunning)
+        } else if self.owed(run, owed, !self.ready(&computed).is_empty()) > 0 {
+            Wait::Interleave
+        } else {
+            Wait::Ready
+        };
+        Some((head, wait))
+    }
+
+    pub(crate) fn explanation_counts(&self, head: usize) -> (u32, u32, u32) {
+        (self.need(head), self.reserved(), self.config.num_blocks)
+    }
+}
