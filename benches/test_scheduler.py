@@ -1,9 +1,9 @@
 """`Scheduler` against the pure-Python oracle, and what its cost depends on."""
 
 import pytest
-from oracle import MixedOracle, MixedReq
 
 from neuron_sched import Req, Scheduler
+from oracle import MixedOracle, MixedReq
 
 SIDES = {"oracle": (MixedOracle, MixedReq), "ours": (Scheduler, Req)}
 ENDLESS = 10**9
