@@ -1,61 +1,9 @@
 """The exclusive scheduler through its public interface, case by case. Every case also runs on the oracle."""
 
-from types import SimpleNamespace
-
 import pytest
-from oracle_bucket import BucketOracle, OracleRequest
+from bucket_setup import add, advance, both, counts, make, steps_until_done
 
-import neuron_sched
-
-
-def native(**config):
-    return neuron_sched.BucketScheduler(neuron_sched.NeuronConfig(**config))
-
-
-IMPLEMENTATIONS = {
-    "native": lambda: SimpleNamespace(new=native, request=neuron_sched.Request),
-    "oracle": lambda: SimpleNamespace(new=BucketOracle, request=OracleRequest),
-}
-
-
-@pytest.fixture(params=IMPLEMENTATIONS)
-def impl(request):
-    return IMPLEMENTATIONS[request.param]()
-
-
-def make(impl, **config):
-    """A roomy scheduler with blocks of 16 tokens, as the cases have it, with what they change."""
-    roomy = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256, "block_size": 16, "num_blocks": 399}
-    return impl.new(**{**roomy, **config})
-
-
-def add(impl, s, **requests):
-    """add(impl, s, a=(6, 4)): request "a" with a prompt of 6 tokens (or given tokens) and 4 outputs."""
-    for name, (prompt, max_tokens, *rest) in requests.items():
-        s.add(impl.request(name, prompt, max_tokens, **(rest[0] if rest else {})))
-
-
-def advance(s, tokens=None):
-    step = s.schedule()
-    outcomes = s.complete(step, tokens)
-    s.check()
-    return step, outcomes
-
-
-def steps_until_done(s, arrivals=None, limit=200):
-    """Scheduled tokens of every step; `arrivals` are calls made before the step of that number."""
-    arrivals = dict(arrivals or {})
-    steps = []
-    while s.num_waiting or s.num_running or arrivals:
-        arrivals.pop(len(steps), lambda: None)()
-        step, _ = advance(s)
-        steps.append(step.num_scheduled_tokens)
-        assert len(steps) < limit
-    return steps
-
-
-def counts(outcomes):
-    return [(o.id, o.token, o.finish_reason) for o in outcomes]
+pytestmark = both
 
 
 # Cases
