@@ -1,6 +1,7 @@
 //! Compiled shapes: ascending lists of sizes, and the smallest one that holds a count.
 
 use crate::error::{Error, Fault};
+use crate::request::TOKENS_MAX;
 
 /// An ascending, never empty list of compiled sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -20,8 +21,8 @@ impl Buckets {
         }
         let mut checked: Vec<u32> = Vec::with_capacity(sizes.len());
         for &size in sizes {
-            let Some(value) = u32::try_from(size).ok().filter(|&v| v > 0 && v <= crate::config::TOKENS_MAX) else {
-                return Err(fault(&format!("{size} is not between 1 and {}", crate::config::TOKENS_MAX)));
+            let Some(value) = u32::try_from(size).ok().filter(|&v| v > 0 && v <= TOKENS_MAX) else {
+                return Err(fault(&format!("{size} is not between 1 and {TOKENS_MAX}")));
             };
             if let Some(&before) = checked.last()
                 && before >= value

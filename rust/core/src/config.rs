@@ -4,9 +4,7 @@ use crate::bucket::Buckets;
 use crate::error::{Error, Fault};
 use crate::queue::Policy;
 
-/// The largest count of tokens, requests or blocks that a configuration may name: positions and token ids
-/// travel as 32-bit signed integers.
-pub const TOKENS_MAX: u32 = i32::MAX as u32;
+pub use crate::request::TOKENS_MAX;
 
 /// The smallest default token bucket.
 const FIRST_TOKEN_BUCKET: u32 = 128;

@@ -1,5 +1,9 @@
 //! Requests as the core knows them: a compact handle, the slab that handles point into, and the prompt.
 
+/// The largest count of tokens, requests or blocks that anything may name: positions and token ids travel
+/// as 32-bit signed integers.
+pub const TOKENS_MAX: u32 = i32::MAX as u32;
+
 /// Handle of a request in one scheduler. A stale handle (its request is gone) never finds a newer
 /// request, since the generation of a reused place differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -6,6 +6,7 @@ mod error;
 mod guard;
 mod request;
 mod scheduler;
+mod simulate;
 mod step;
 
 use pyo3::prelude::*;
@@ -23,6 +24,8 @@ mod _native {
     use super::request::{Request, RequestState};
     #[pymodule_export]
     use super::scheduler::{BucketScheduler, Explanation};
+    #[pymodule_export]
+    use super::simulate::{Cost, ReplayReport, TraceRequest, replay};
     #[pymodule_export]
     use super::step::{Outcome, Outcomes, Step};
 

@@ -48,8 +48,8 @@ impl ExclusiveScheduler {
             }
         };
         // A head that may start, or a prompt part done, ends the run of equal decode steps.
-        let certain = matches!(left, None | Some(Wait::Slots | Wait::Kv)) && !self.prefill_in_progress();
-        let certain = certain && self.pending.is_empty();
+        let undisturbed = !self.prefill_in_progress() && matches!(left, None | Some(Wait::Slots | Wait::Kv));
+        let certain = undisturbed && self.pending.is_empty();
         let horizon = if certain { horizon } else { 1 };
         self.doubt_horizon();
         let left = self.queue.head().zip(left);

@@ -1,0 +1,146 @@
+//! The core's hot paths, one a run, for `benches/instructions.py` to count under callgrind.
+//!
+//! `hot CASE` prepares everything first; only what happens inside [`measured`] is counted, so that a count
+//! moves when the core moves and not when the preparation does.
+
+use std::hint::black_box;
+
+use neuron_sched_core::bucket::Buckets;
+use neuron_sched_core::config::{Config, RawConfig};
+use neuron_sched_core::exclusive::{ExclusiveScheduler, NewRequest, Options, Tokens};
+use neuron_sched_core::mixed::{MixedScheduler, NewMixed};
+use neuron_sched_core::phase::Kind;
+use neuron_sched_core::queue::{Policy, Queue};
+use neuron_sched_core::request::{Prompt, Row, Rows};
+
+/// Requests that wait in the queue cases.
+const WAITING: usize = 10_000;
+
+/// Requests that run at once in the scheduler cases.
+const RUNNING: u32 = 1024;
+
+/// Decode steps that are counted.
+const STEPS: usize = 100;
+
+/// Runs the work of a case. Callgrind switches its counting on and off by this function's name.
+#[inline(never)]
+fn measured<R>(work: impl FnOnce() -> R) -> R {
+    black_box(work())
+}
+
+fn main() {
+    let case = std::env::args().nth(1).expect("the name of a case");
+    match case.as_str() {
+        "bucket_fit" => bucket_fit(),
+        "queue_fcfs" => queue(Policy::Fcfs),
+        "queue_priority" => queue(Policy::Priority),
+        "exclusive_decode" => exclusive_decode(),
+        "exclusive_drain" => exclusive_drain(),
+        "mixed_decode" => mixed_decode(),
+        "mixed_drain" => mixed_drain(),
+        _ => panic!("no case is called {case}"),
+    }
+}
+
+fn bucket_fit() {
+    let buckets = Buckets::doubling(128, 8192);
+    let largest = measured(|| (1..=8192).map(|count| buckets.fit(black_box(count)).expect("a bucket")).max());
+    assert_eq!(largest, Some(8192));
+}
+
+fn queue(policy: Policy) {
+    let mut slab = Rows::default();
+    let rows: Vec<Row> = (0..WAITING).map(|_| slab.insert(())).collect();
+    let mut queue = Queue::new(policy);
+    let popped = measured(|| {
+        for (&row, priority) in rows.iter().zip((0..7).cycle()) {
+            queue.push(row, priority);
+        }
+        std::iter::from_fn(|| queue.pop()).count()
+    });
+    assert_eq!(popped, WAITING);
+}
+
+fn exclusive() -> ExclusiveScheduler {
+    let raw = RawConfig {
+        max_num_seqs: Some(i64::from(RUNNING)),
+        max_num_batched_tokens: Some(8192),
+        max_model_len: Some(4096),
+        block_size: Some(32),
+        num_blocks: Some(1 << 17),
+        max_prefills_per_batch: Some(i64::from(RUNNING)),
+        ..RawConfig::default()
+    };
+    ExclusiveScheduler::new(&Config::resolve(&raw).expect("a good configuration"))
+}
+
+fn exclusive_step(scheduler: &mut ExclusiveScheduler) -> Kind {
+    let step = scheduler.schedule(Options::default()).expect("a step");
+    scheduler.complete(step.id(), Tokens::LeftOut).expect("a completion");
+    step.kind()
+}
+
+/// Adds requests whose lengths differ, so that they neither start nor end together.
+fn exclusive_add(scheduler: &mut ExclusiveScheduler, count: u32, max_tokens: u32) {
+    for i in 0..count {
+        let prompt = Prompt::Length(1 + i * 37 % 500);
+        let max_tokens = max_tokens + i % 64;
+        let request = NewRequest { prompt, max_tokens, priority: 0, stop_token_ids: Box::default() };
+        scheduler.add(request).expect("a request that fits");
+    }
+}
+
+fn exclusive_decode() {
+    let mut scheduler = exclusive();
+    exclusive_add(&mut scheduler, RUNNING, 2000);
+    while exclusive_step(&mut scheduler) == Kind::Prefill {}
+    measured(|| (0..STEPS).for_each(|_| assert_eq!(exclusive_step(&mut scheduler), Kind::Decode)));
+    assert_eq!(scheduler.num_running(), RUNNING as usize);
+}
+
+fn exclusive_drain() {
+    let mut scheduler = exclusive();
+    measured(|| {
+        exclusive_add(&mut scheduler, 4 * RUNNING, 1);
+        while exclusive_step(&mut scheduler) != Kind::Idle {}
+    });
+    assert_eq!(scheduler.num_waiting(), 0);
+}
+
+fn mixed() -> MixedScheduler {
+    MixedScheduler::new(8192, u64::from(RUNNING), 1 << 22).expect("a good configuration")
+}
+
+/// As [`exclusive_add`].
+fn mixed_add(scheduler: &mut MixedScheduler, count: u32, max_new: u32) {
+    for i in 0..u64::from(count) {
+        let max_new = u64::from(max_new) + i % 64;
+        let request = NewMixed { prompt_len: 1 + i * 37 % 500, max_new, prefilled: 0, generated: 0 };
+        scheduler.add(request).expect("a request that fits");
+    }
+}
+
+/// Returns how many were scheduled.
+fn mixed_step(scheduler: &mut MixedScheduler) -> usize {
+    let count = scheduler.schedule().len();
+    scheduler.complete().expect("a completion");
+    count
+}
+
+fn mixed_decode() {
+    let mut scheduler = mixed();
+    mixed_add(&mut scheduler, RUNNING, 2000);
+    while scheduler.schedule().iter().any(|planned| planned.tokens > 1) {
+        scheduler.complete().expect("a completion");
+    }
+    measured(|| (0..STEPS).for_each(|_| assert_eq!(mixed_step(&mut scheduler), RUNNING as usize)));
+}
+
+fn mixed_drain() {
+    let mut scheduler = mixed();
+    measured(|| {
+        mixed_add(&mut scheduler, 4 * RUNNING, 1);
+        while mixed_step(&mut scheduler) > 0 {}
+    });
+    assert_eq!(scheduler.num_waiting(), 0);
+}

@@ -1,0 +1,95 @@
+//! Mean, percentiles and maximum of times.
+
+/// How a time is spread, in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Spread {
+    /// The arithmetic mean.
+    pub mean: f64,
+    /// The median.
+    pub p50: f64,
+    /// The 90th percentile.
+    pub p90: f64,
+    /// The 99th percentile.
+    pub p99: f64,
+    /// The largest.
+    pub max: f64,
+}
+
+impl Spread {
+    /// The spread of times in nanoseconds, each given with how often it occurs; `None` when there is none.
+    pub fn of(times: &mut [(u64, u64)]) -> Option<Self> {
+        times.sort_unstable();
+        let count: u64 = times.iter().map(|&(_, times)| times).sum();
+        if count == 0 {
+            return None;
+        }
+        let total: u128 = times.iter().map(|&(time, times)| u128::from(time) * u128::from(times)).sum();
+        #[allow(clippy::cast_precision_loss, reason = "rounded once, at the very end")]
+        let mean = total as f64 / (count as f64 * 1e6);
+        let [p50, p90, p99] = [50.0, 90.0, 99.0].map(|percent| percentile(times, count, percent));
+        Some(Self { mean, p50, p90, p99, max: order(times, count - 1) })
+    }
+}
+
+/// Nanoseconds as milliseconds.
+#[allow(clippy::cast_precision_loss, reason = "whole nanoseconds up to 2^53, 104 days, are exact")]
+pub(super) fn milliseconds(time: u64) -> f64 {
+    time as f64 / 1e6
+}
+
+/// Nanoseconds as seconds.
+#[allow(clippy::cast_precision_loss, reason = "whole nanoseconds up to 2^53, 104 days, are exact")]
+pub(super) fn seconds(time: u64) -> f64 {
+    time as f64 / 1e9
+}
+
+/// Linear between the two neighbours, in the arithmetic of numpy's default, so that equal data give equal bits.
+#[allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a place between 0 and count - 1"
+)]
+fn percentile(times: &[(u64, u64)], count: u64, percent: f64) -> f64 {
+    let place = (count - 1) as f64 * (percent / 100.0);
+    let below = place.floor() as u64;
+    let (low, high) = (order(times, below), order(times, (below + 1).min(count - 1)));
+    let share = place - place.floor();
+    if share >= 0.5 { high - (high - low) * (1.0 - share) } else { low + (high - low) * share }
+}
+
+/// The time at `place` among all of them, sorted, in milliseconds.
+fn order(times: &[(u64, u64)], place: u64) -> f64 {
+    let mut passed = 0;
+    let at = times.iter().find(|&&(_, times)| {
+        passed += times;
+        passed > place
+    });
+    milliseconds(at.expect("a place below the count").0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    #[allow(clippy::float_cmp, reason = "the values are exact")]
+    fn percentiles_are_linear() {
+        // 10, 20, 20, 20, 50: places 2, 3.6 and 3.96 of 0..=4.
+        let spread = Spread::of(&mut [(50 * MS, 1), (20 * MS, 3), (10 * MS, 1)]).unwrap();
+        assert_eq!((spread.mean, spread.p50, spread.max), (24.0, 20.0, 50.0));
+        assert!((spread.p90 - 38.0).abs() < 1e-12 && (spread.p99 - 48.8).abs() < 1e-12, "{spread:?}");
+    }
+
+    #[test]
+    #[allow(clippy::float_cmp, reason = "the values are exact")]
+    fn one_value_and_none() {
+        let one = Spread { mean: 7.0, p50: 7.0, p90: 7.0, p99: 7.0, max: 7.0 };
+        assert_eq!(Spread::of(&mut [(7 * MS, 1)]), Some(one));
+        assert_eq!(Spread::of(&mut [(7 * MS, 1000), (9 * MS, 0)]).unwrap().p99, 7.0);
+        assert_eq!(Spread::of(&mut []), None);
+        assert_eq!(Spread::of(&mut [(7 * MS, 0)]), None);
+    }
+}

@@ -1,0 +1,146 @@
+//! What a replay counts while it runs. Whole numbers only.
+
+use super::engine::Decision;
+use super::report::Bucket;
+
+/// Counts over all steps.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    pub prefill_steps: u64,
+    pub decode_steps: u64,
+    pub prompt: u64,
+    pub prompt_padded: u64,
+    pub decode: u64,
+    pub decode_padded: u64,
+    pub prefill_buckets: Buckets,
+    pub decode_buckets: Buckets,
+    pub gaps: Gaps,
+    pub waits: Waits,
+}
+
+impl Tally {
+    /// Counts `times` equal steps of `time` nanoseconds each, the first of them from `start`.
+    pub(super) fn step(&mut self, decision: Decision, pads: bool, (start, time, times): (u64, u64, u64)) {
+        let Decision { prompt, prompt_padded, decodes, decodes_padded } = decision;
+        if decision.is_prefill() {
+            self.prefill_steps += times;
+            self.prompt += u64::from(prompt) * times;
+            self.prompt_padded += u64::from(prompt_padded) * times;
+            if pads {
+                self.prefill_buckets.add(prompt_padded, times, prompt);
+            }
+        } else {
+            self.decode_steps += times;
+            if pads {
+                self.decode_buckets.add(decodes_padded, times, decodes);
+            }
+        }
+        if decodes > 0 {
+            self.decode += u64::from(decodes) * times;
+            self.decode_padded += u64::from(decodes_padded) * times;
+            self.gaps.decode(decodes.into(), (start, time, times));
+        }
+    }
+}
+
+/// Steps by the size that they were padded to, ascending.
+#[derive(Debug, Default)]
+pub(super) struct Buckets(Vec<(u32, Bucket)>);
+
+impl Buckets {
+    fn add(&mut self, size: u32, steps: u64, real: u32) {
+        let at = match self.0.binary_search_by_key(&size, |&(known, _)| known) {
+            Ok(at) => at,
+            Err(at) => {
+                self.0.insert(at, (size, Bucket::default()));
+                at
+            }
+        };
+        let bucket = &mut self.0[at].1;
+        bucket.steps += steps;
+        bucket.real += u64::from(real) * steps;
+        bucket.padded += u64::from(size) * steps;
+    }
+
+    pub(super) fn into_sizes(self) -> Vec<(u32, Bucket)> {
+        self.0
+    }
+}
+
+/// Gaps between the outputs of a request, each with how often it occurred.
+///
+/// Every row decodes in every step that decodes at all, so whoever decoded in the one before has the same
+/// gap; only those whose first token came since then have their own.
+#[derive(Debug, Default)]
+pub(super) struct Gaps {
+    counts: Vec<(u64, u64)>,
+    /// End of the last step that decoded.
+    last: u64,
+    /// When those emitted their first token who have not decoded yet.
+    fresh: Vec<u64>,
+}
+
+impl Gaps {
+    /// A request emitted its first token, and more will come.
+    pub(super) fn first_token(&mut self, at: u64) {
+        self.fresh.push(at);
+    }
+
+    fn decode(&mut self, rows: u64, (start, time, times): (u64, u64, u64)) {
+        let end = start + time;
+        debug_assert!(self.fresh.len() as u64 <= rows, "whoever has its first token decodes next");
+        count(&mut self.counts, end - self.last, rows - self.fresh.len() as u64);
+        for first in self.fresh.drain(..) {
+            count(&mut self.counts, end - first, 1);
+        }
+        count(&mut self.counts, time, rows * (times - 1));
+        self.last = start + time * times;
+    }
+
+    pub(super) fn into_counts(self) -> Vec<(u64, u64)> {
+        self.counts
+    }
+}
+
+fn count(counts: &mut Vec<(u64, u64)>, gap: u64, times: u64) {
+    match counts.last_mut() {
+        Some((last, count)) if *last == gap => *count += times,
+        _ if times == 0 => {}
+        _ => counts.push((gap, times)),
+    }
+}
+
+/// How long the head of the waiting queue waited, by reason, in the order in which the reasons came up.
+#[derive(Debug, Default)]
+pub(super) struct Waits(Vec<(&'static str, u64)>);
+
+impl Waits {
+    pub(super) fn add(&mut self, reason: &'static str, time: u64) {
+        match self.0.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, total)) => *total += time,
+            None => self.0.push((reason, time)),
+        }
+    }
+
+    /// By name.
+    pub(super) fn into_sorted(mut self) -> Vec<(&'static str, u64)> {
+        self.0.sort_unstable();
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_that_decoded_together_share_their_gap() {
+        let mut gaps = Gaps::default();
+        gaps.first_token(100);
+        gaps.decode(1, (100, 10, 3));
+        gaps.first_token(230);
+        gaps.first_token(240);
+        gaps.decode(3, (240, 10, 2));
+        assert_eq!(gaps.into_counts(), [(10, 3), (120, 1), (20, 1), (10, 4)]);
+    }
+}

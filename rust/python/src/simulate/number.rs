@@ -1,0 +1,58 @@
+//! Python numbers as exact decimals.
+
+use neuron_sched_core::decimal;
+use neuron_sched_core::error::Fault;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBool, PyFloat, PyString, PyType};
+
+/// `value` times 10^`places`, rounded half up. Takes an int, a float (by the shortest decimal that stands for
+/// it), a text or a `decimal.Decimal`.
+pub(super) fn units(field: &'static str, value: &Bound<'_, PyAny>, places: u32) -> Result<u64, Fault> {
+    let read = match text(value) {
+        Some(text) => decimal::units(&text, places),
+        None => Err(decimal::Unreadable::Text),
+    };
+    read.map_err(|reason| reason.fault(field, &shown(value)))
+}
+
+fn text(value: &Bound<'_, PyAny>) -> Option<String> {
+    static DECIMAL: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    if let Ok(text) = value.cast::<PyString>() {
+        return Some(text.to_string());
+    }
+    if value.is_instance_of::<PyFloat>() {
+        return value.extract::<f64>().ok().map(|float| format!("{float:e}"));
+    }
+    if let Some(index) = index(value) {
+        return index.str().ok().map(|digits| digits.to_string());
+    }
+    let decimal = DECIMAL.import(value.py(), "decimal", "Decimal").ok()?;
+    value.is_instance(decimal).ok()?.then(|| value.to_string())
+}
+
+/// A whole number of any size: an int that is no bool, or what stands for one (a numpy integer).
+fn index<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
+    if value.is_instance_of::<PyBool>() { None } else { value.call_method0("__index__").ok() }
+}
+
+/// A whole number from `least` to `most`.
+pub(super) fn whole<T: TryFrom<i128> + std::fmt::Display>(
+    field: &'static str,
+    value: &Bound<'_, PyAny>,
+    (least, most): (T, T),
+) -> Result<T, Fault>
+where
+    T: PartialOrd,
+{
+    let number =
+        index(value).and_then(|index| index.extract::<i128>().ok()).and_then(|number| T::try_from(number).ok());
+    number
+        .filter(|number| (&least..=&most).contains(&number))
+        .ok_or_else(|| Fault::new(field, shown(value), format!("a whole number from {least} to {most}")))
+}
+
+/// How a message shows `value`.
+pub(super) fn shown(value: &Bound<'_, PyAny>) -> String {
+    value.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string())
+}
