@@ -192,22 +192,18 @@ impl Lanes {
         self.projected(count).zip(&self.prompts[..count]).map(|(projected, &prompt)| projected < prompt)
     }
 
-    /// Whether none of the first `count` requests, whose prompts are done, has emitted all it may by then.
-    pub(super) fn all_ready(&self, count: usize) -> bool {
-        // Counted, not searched: a search would stop early and run one request at a time.
-        self.projected(count).zip(&self.ends[..count]).filter(|&(projected, &end)| projected == end).count() == 0
+    /// The fewest tokens that any of the first `count` requests, whose prompts are done, may still decode
+    /// then: for how many steps all of them can go on.
+    pub(super) fn least_left(&self, count: usize) -> u32 {
+        self.projected(count).zip(&self.ends[..count]).map(|(projected, end)| end - projected).min().unwrap_or(0)
     }
 
-    /// Plans a token for each of the first `count` requests that is ready; answers for how many steps the
-    /// same ones could go on.
-    pub(super) fn plan_ready(&mut self, count: usize) -> u32 {
-        let left = self.projected(count).zip(&self.ends[..count]).map(|(projected, &end)| end - projected);
-        let horizon = left.map(|left| if left == 0 { u32::MAX } else { left }).min().unwrap_or(1);
+    /// Plans a token for each of the first `count` requests that may still decode one.
+    pub(super) fn plan_ready(&mut self, count: usize) {
         let columns = self.computed[..count].iter().zip(&self.ends[..count]).zip(&mut self.planned[..count]);
         for ((&computed, &end), planned) in columns {
             *planned += u32::from(computed + *planned != end);
         }
-        horizon
     }
 
     /// As [`Lanes::advance`] for the first `count` requests, `tokens` each; whether any of them has emitted
@@ -221,7 +217,7 @@ impl Lanes {
         }
         let ends = self.ends[..count].iter().zip(&self.computed[..count]);
         // Counted, not searched: a search would stop early and run one request at a time.
-        ends.filter(|(end, computed)| end == computed).count() > 0
+        ends.map(|(end, computed)| u32::from(end == computed)).sum::<u32>() > 0
     }
 
     /// The first request from `from` to `to` whose planned tokens, and `lookahead` more, need more slots than

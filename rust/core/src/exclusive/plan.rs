@@ -149,7 +149,8 @@ impl ExclusiveScheduler {
     /// a request emits its last token in the pending step.
     fn plan_decode(&mut self, step: &mut Step) -> Result<(u32, bool), Error> {
         let decoding = self.lanes.decoding();
-        let front = self.lanes.all_ready(decoding);
+        let horizon = self.lanes.least_left(decoding);
+        let front = horizon > 0;
         step.kind = Kind::Decode;
         if front {
             step.rows.extend_from_slice(&self.lanes.rows()[..decoding]);
@@ -167,7 +168,7 @@ impl ExclusiveScheduler {
             let rows = self.lanes.iter().filter(Lane::ready).map(|lane| (lane.prefilling(), 1));
             check(step.kind, step.padded, rows, name)?;
         }
-        let horizon = self.lanes.plan_ready(decoding);
+        self.lanes.plan_ready(decoding);
         let mut from = 0;
         while let Some(at) = self.lanes.short_of_slots(from, decoding, self.worst_case.lookahead) {
             self.take_slots(at);
