@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import string
-from decimal import Decimal
+from decimal import Decimal, Inexact, localcontext
 from pathlib import Path
 
 import pytest
@@ -157,6 +157,13 @@ def test_json_arrivals_never_pass_through_a_float(path: Path):
     assert read_trace(written(path, "\n".join(rows)))[1].arrival_ns == 1_700_000_000_123_456_789
 
 
+def test_arrivals_do_not_depend_on_the_decimal_context(path: Path):
+    with localcontext() as context:
+        context.prec = 3
+        context.traps[Inexact] = True
+        assert arrivals_ns(path, "0", "1234567.123456789", "86400.0000000005") == [0, 1234567123456789, 86400000000001]
+
+
 def test_an_absent_arrival_is_that_of_the_row_before(path: Path):
     row = {"prompt_tokens": 1, "output_tokens": 1}
     rows = [row, row | {"arrival_s": 4}, row, row | {"arrival_s": None}, row | {"arrival_s": 2}, row]
@@ -206,6 +213,7 @@ def test_m09_every_bad_row_is_listed(path: Path):
         ("1_000,1,1", "arrival_s", "'1_000'"),
         ("9223372037,1,1", "arrival_s", "9223372037"),
         ("1e999999999,1,1", "arrival_s", "'1e999999999'"),
+        ("1e-99999999999999999999,1,1", "arrival_s", "'1e-99999999999999999999'"),
         ("2023-11-16 18:15:46,1,1", "arrival_s", "'2023-11-16 18:15:46'"),
         ("2,,1", "prompt_tokens", "missing"),
         ("2,1.0,1", "prompt_tokens", "'1.0'"),
@@ -232,6 +240,7 @@ def test_m09_bad_rows_of_csv(path: Path, cells: str, field: str, value: str):
         ('"arrival_s": NaN', "arrival_s", "NaN"),
         ('"arrival_s": -Infinity', "arrival_s", "-Infinity"),
         ('"arrival_s": -1', "arrival_s", "-1"),
+        ('"arrival_s": 1e99999999999999999999', "arrival_s", "'1e99999999999999999999'"),
         ('"arrival_s": true', "arrival_s", "True"),
         ('"arrival_s": [1]', "arrival_s", "[1]"),
         ('"arrival_s": "2023-11-16"', "arrival_s", "'2023-11-16'"),
