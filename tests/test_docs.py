@@ -66,13 +66,19 @@ def test_python_blocks(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
             exec(compile("\n" * line + text, page, "exec"), names)
 
 
+def names_within(path: Path) -> dict:
+    """What an example in the file may use: the public names of the package, and all of its own module."""
+    module = ".".join(path.relative_to(ROOT / "python").with_suffix("").parts).removesuffix(".__init__")
+    own = {} if path.stem == "__main__" else vars(importlib.import_module(module))
+    return {**vars(neuron_sched), **own}
+
+
 def test_docstring_examples():
     count = 0
     for path in SOURCES:
         if path.suffix not in {".py", ".pyi"}:
             continue
-        module = ".".join(path.relative_to(ROOT / "python").with_suffix("").parts).removesuffix(".__init__")
-        names = {**vars(neuron_sched), **vars(importlib.import_module(module))}
+        names = names_within(path)
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (doc := ast.get_docstring(node)):
                 count += run_doctest(doc, names.copy(), path, node.body[0].lineno - 1)
