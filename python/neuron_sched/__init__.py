@@ -1,16 +1,15 @@
 """Continuous-batching scheduler for compiled-shape accelerators."""
 
-from neuron_sched._native import (
+from neuron_sched._native import Buckets, NeuronConfig, __version__, build_info
+from neuron_sched.scheduler import (
     BucketScheduler,
-    Buckets,
     Explanation,
-    NeuronConfig,
     Outcome,
+    Req,
     Request,
     RequestState,
+    Scheduler,
     Step,
-    __version__,
-    build_info,
 )
 
 __all__ = [
@@ -19,8 +18,10 @@ __all__ = [
     "Explanation",
     "NeuronConfig",
     "Outcome",
+    "Req",
     "Request",
     "RequestState",
+    "Scheduler",
     "Step",
     "__version__",
     "build_info",

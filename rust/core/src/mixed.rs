@@ -128,12 +128,22 @@ impl MixedScheduler {
         self.plan.clear();
         self.places.clear();
         self.spare = self.token_budget;
-        for decodes in [true, false] {
+        for place in 0..self.running.len() {
+            if self.spare == 0 {
+                break;
+            }
+            if self.running[place].prompt_left == 0 {
+                self.plan_at(place);
+            }
+        }
+        let decodes = self.plan.len();
+        let everybody_decodes = decodes == self.running.len();
+        if !everybody_decodes {
             for place in 0..self.running.len() {
                 if self.spare == 0 {
                     break;
                 }
-                if (self.running[place].prompt_left == 0) == decodes {
+                if self.running[place].prompt_left > 0 {
                     self.plan_at(place);
                 }
             }
@@ -142,8 +152,7 @@ impl MixedScheduler {
             self.admit_head();
             self.plan_at(self.running.len() - 1);
         }
-        let decodes = self.running.iter().all(|running| running.prompt_left == 0);
-        if decodes && self.plan.len() == self.running.len() {
+        if everybody_decodes && self.running[decodes..].iter().all(|admitted| admitted.prompt_left == 0) {
             self.start_run();
         }
     }
@@ -285,20 +294,25 @@ impl MixedScheduler {
         })
     }
 
+    /// Whether a live request runs; it waits otherwise.
+    pub fn is_running(&self, row: Row) -> Option<bool> {
+        self.rows.get(row).map(|request| place_of(&self.running, request.ticket).is_some())
+    }
+
     /// The plan whose completion is due, as the last schedule gave it.
     pub fn plan(&self) -> Option<&[Planned]> {
         self.due.then_some(&self.plan)
     }
 
-    /// A number that changes whenever a plan is worked out: as long as it stays, so does the plan.
+    /// A number that changes whenever a plan is worked out anew: as long as it stays, so does the plan.
     pub fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// Whether the plan will be the next one too, unless somebody is added or cancelled. Then, in the step
-    /// completed last, everybody planned emitted and nobody ended.
-    pub fn repeats(&self) -> bool {
-        self.run.is_some()
+    /// Whether completing the plan moves nothing but counters: everybody planned emits, nobody ends, and the
+    /// next plan is the same one unless somebody is admitted or cancelled.
+    pub fn is_steady(&self) -> bool {
+        self.run.as_ref().is_some_and(|run| run.left > 1)
     }
 
     /// What keeps the head of the waiting queue from running; `None` when nobody waits.

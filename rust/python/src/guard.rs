@@ -28,4 +28,9 @@ impl<T> Guarded<T> {
             Err(_) => Err(PyRuntimeError::new_err("internal error of neuron-sched; this object is now unusable")),
         }
     }
+
+    /// Calls `f` with the object unless somebody else has it, as a garbage collection may not wait.
+    pub(crate) fn try_with<R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
+        self.0.try_lock().ok().map(|mut value| f(&mut value))
+    }
 }

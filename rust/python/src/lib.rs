@@ -2,8 +2,10 @@
 //! Scheduling is decided in the core only.
 
 mod config;
+mod count;
 mod error;
 mod guard;
+mod mixed;
 mod request;
 mod scheduler;
 mod simulate;
@@ -20,6 +22,8 @@ mod _native {
     use super::build_info;
     #[pymodule_export]
     use super::config::{Buckets, NeuronConfig};
+    #[pymodule_export]
+    use super::mixed::{Req, Requests, Scheduler};
     #[pymodule_export]
     use super::request::{Request, RequestState};
     #[pymodule_export]

@@ -1,0 +1,29 @@
+"""Schedulers that stand by themselves: under a token budget, or exclusive with buckets."""
+
+from collections.abc import Sequence
+
+from neuron_sched._native import (
+    BucketScheduler,
+    Explanation,
+    Outcome,
+    Req,
+    Request,
+    Requests,
+    RequestState,
+    Scheduler,
+    Step,
+)
+
+Sequence.register(Requests)
+
+__all__ = [
+    "BucketScheduler",
+    "Explanation",
+    "Outcome",
+    "Req",
+    "Request",
+    "RequestState",
+    "Requests",
+    "Scheduler",
+    "Step",
+]

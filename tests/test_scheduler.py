@@ -1,0 +1,730 @@
+"""`Scheduler` and `Req`: worked cases, bad input, and what Python code can do in between."""
+
+import contextlib
+import copy
+import gc
+import threading
+import weakref
+from collections.abc import Sequence
+from unittest.mock import ANY
+
+import numpy as np
+import pytest
+
+from neuron_sched import Req, Scheduler
+
+
+def named(plan):
+    return [(req.rid, tokens) for req, tokens in plan]
+
+
+def step(scheduler):
+    """One step: what was planned, and who emitted."""
+    plan = scheduler.schedule()
+    return named(plan), scheduler.complete(plan)
+
+
+def scheduler_with(token_budget, max_seqs, kv_tokens, *requests):
+    scheduler = Scheduler(token_budget, max_seqs, kv_tokens)
+    for rid, prompt_len, max_new in requests:
+        scheduler.add(Req(rid, prompt_len, max_new))
+    return scheduler
+
+
+def decoding(budget, count=64):
+    """A scheduler in which that many requests decode: their one-token prompts are done."""
+    scheduler = scheduler_with(budget, 1024, 10**7, *((i, 1, 10_000) for i in range(count)))
+    assert scheduler.complete(scheduler.schedule()) == list(range(count))
+    return scheduler
+
+
+# Worked examples
+
+
+def test_decodes_come_before_a_long_prompt():
+    scheduler = decoding(512)
+    scheduler.add(Req("long", 8192, 10))
+    assert named(scheduler.schedule()) == [*((i, 1) for i in range(64)), ("long", 448)]
+
+
+def test_a_long_prompt_takes_19_chunks():
+    scheduler = decoding(512)
+    long = Req("long", 8192, 10)
+    scheduler.add(long)
+    chunks = []
+    while long.prefilled < long.prompt_len:
+        plan, emitted = step(scheduler)
+        chunks.append(plan[-1][1])
+        assert ("long" in emitted) == (long.prefilled == long.prompt_len)
+    assert chunks == [448] * 18 + [128]
+    assert long.generated == 1
+
+
+def test_s01_exact_fit_of_the_reservation():
+    scheduler = scheduler_with(8, 4, 20, ("a", 6, 4), ("b", 6, 4), ("c", 2, 1))
+    assert step(scheduler) == ([("a", 6), ("b", 2)], ["a"])
+    assert scheduler.reserved == 20
+    assert step(scheduler) == ([("a", 1), ("b", 4)], ["a", "b"])
+    assert step(scheduler) == ([("a", 1), ("b", 1)], ["a", "b"])
+    assert step(scheduler) == ([("a", 1), ("b", 1)], ["a", "b"])
+    assert scheduler.reserved == 10
+    assert step(scheduler) == ([("b", 1), ("c", 2)], ["b", "c"])
+    assert scheduler.reserved == 0
+    assert step(scheduler) == ([], [])
+
+
+def test_s03_the_head_may_not_be_passed():
+    scheduler = scheduler_with(16, 4, 30, ("a", 10, 10), ("big", 8, 8), ("s", 2, 2))
+    assert step(scheduler) == ([("a", 10)], ["a"])
+    for _ in range(9):
+        assert step(scheduler) == ([("a", 1)], ["a"])
+    assert step(scheduler) == ([("big", 8), ("s", 2)], ["big", "s"])
+    assert step(scheduler) == ([("big", 1), ("s", 1)], ["big", "s"])
+    for _ in range(12, 18):
+        assert step(scheduler) == ([("big", 1)], ["big"])
+    assert (list(scheduler.running), scheduler.reserved) == ([], 0)
+
+
+def test_s04_one_token_outputs():
+    scheduler = scheduler_with(8, 2, 100, ("a", 3, 1), ("b", 3, 1), ("c", 3, 1))
+    assert step(scheduler) == ([("a", 3), ("b", 3)], ["a", "b"])
+    assert (len(scheduler.running), scheduler.reserved) == (0, 0)
+    assert step(scheduler) == ([("c", 3)], ["c"])
+    assert step(scheduler) == ([], [])
+
+
+def test_s05_the_only_slot_belongs_to_a_half_done_prompt():
+    scheduler = scheduler_with(64, 1, 1000, ("p", 150, 2), ("q", 10, 1))
+    assert [step(scheduler) for _ in range(5)] == [
+        ([("p", 64)], []),
+        ([("p", 64)], []),
+        ([("p", 22)], ["p"]),
+        ([("p", 1)], ["p"]),
+        ([("q", 10)], ["q"]),
+    ]
+    assert not scheduler.running
+
+
+def test_s06_the_rest_of_the_budget_goes_to_the_next_prompt():
+    scheduler = scheduler_with(8, 4, 100, ("p", 4, 1), ("q", 8, 1))
+    assert [step(scheduler) for _ in range(2)] == [([("p", 4), ("q", 4)], ["p"]), ([("q", 4)], ["q"])]
+    assert not scheduler.running
+
+
+def test_s07_a_half_done_prompt_goes_before_a_newcomer():
+    scheduler = scheduler_with(16, 8, 1000, ("d", 1, 9))
+    step(scheduler)
+    scheduler.add(Req("p", 20, 2))
+    scheduler.add(Req("q", 4, 1))
+    assert [step(scheduler) for _ in range(3)] == [
+        ([("d", 1), ("p", 15)], ["d"]),
+        ([("d", 1), ("p", 5), ("q", 4)], ["d", "p", "q"]),
+        ([("d", 1), ("p", 1)], ["d", "p"]),
+    ]
+
+
+def test_s08_an_impossible_request_is_refused_and_an_exact_one_is_not():
+    scheduler = Scheduler(8, 2, 16)
+    impossible = Req("x", 10, 7)
+    with pytest.raises(ValueError, match="needs 17 KV tokens at worst: expected at most the 16 tokens"):
+        scheduler.add(impossible)
+    assert (len(scheduler.waiting), scheduler.reserved, scheduler.cancel("x")) == (0, 0, False)
+    scheduler.add(Req("y", 10, 6))
+    steps = [step(scheduler) for _ in range(7)]
+    assert steps == [([("y", 8)], []), ([("y", 2)], ["y"])] + [([("y", 1)], ["y"])] * 5
+    assert (list(scheduler.running), scheduler.reserved) == ([], 0)
+    roomy = Scheduler(8, 2, 17)
+    roomy.add(impossible)
+    assert roomy.waiting == [impossible]
+
+
+def test_s09_a_cancelled_head_lets_the_next_one_in():
+    scheduler = scheduler_with(16, 4, 30, ("a", 10, 10), ("big", 8, 8), ("s", 2, 2))
+    step(scheduler)
+    assert step(scheduler) == ([("a", 1)], ["a"])
+    assert scheduler.cancel("big") is True
+    assert step(scheduler) == ([("a", 1), ("s", 2)], ["a", "s"])
+    assert scheduler.reserved == 24
+    assert scheduler.cancel("a") is True
+    assert scheduler.reserved == 4
+    assert scheduler.cancel("a") is False
+    assert scheduler.cancel("nobody") is False
+    assert scheduler.reserved == 4
+
+
+def test_s10_full_is_not_sticky():
+    scheduler = scheduler_with(64, 4, 10_000, *((i, 16, 3) for i in range(5)))
+    four = [0, 1, 2, 3]
+    assert step(scheduler) == ([(i, 16) for i in four], four)
+    for _ in range(2):
+        assert len(scheduler.running) == 4
+        assert step(scheduler) == ([(i, 1) for i in four], four)
+    assert [step(scheduler) for _ in range(3)] == [([(4, 16)], [4]), ([(4, 1)], [4]), ([(4, 1)], [4])]
+    assert not scheduler.running
+
+
+@pytest.mark.parametrize("sizes", [(0, 3), (3, 0), (-1, 3), (3, -1)])
+def test_s11_zero_and_negative_fields_are_refused(sizes):
+    with pytest.raises(ValueError, match=r"(prompt_len|max_new): (0|-1): expected a whole number from 1 to"):
+        Req("x", *sizes)
+
+
+def test_s11_a_plan_counts_once_and_a_request_is_added_once():
+    scheduler = Scheduler(8, 2, 100)
+    a = Req("a", 3, 5)
+    scheduler.add(a)
+    with pytest.raises(ValueError, match="already live"):
+        scheduler.add(a)
+    with pytest.raises(ValueError, match="'a': expected one that is not already live"):
+        scheduler.add(Req("a", 3, 5))
+    with pytest.raises(ValueError, match="already live"):
+        Scheduler(8, 2, 100).add(a)
+    plan = scheduler.schedule()
+    assert scheduler.complete(plan) == ["a"]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="plan: "):
+            scheduler.complete(plan)
+    assert (a.prefilled, a.generated, scheduler.reserved, len(scheduler.waiting)) == (3, 1, 8, 0)
+    with pytest.raises(ValueError, match="token_budget: 0: expected a whole number from 1 to"):
+        Scheduler(0, 2, 100)
+
+
+# Counters, re-entry, plans
+
+
+def test_a_request_goes_on_from_its_counters():
+    scheduler = Scheduler(8, 4, 100)
+    done, half = Req("done", 10, 5, 10, 3), Req("half", 10, 5, prefilled=7, generated=2)
+    scheduler.add(done)
+    scheduler.add(half)
+    assert step(scheduler) == ([("done", 1), ("half", 3)], ["done", "half"])
+    assert (done.generated, half.prefilled, half.generated) == (4, 10, 3)
+
+
+def test_a_cancelled_request_may_be_added_again():
+    scheduler = scheduler_with(4, 4, 100)
+    req = Req("a", 6, 5)
+    scheduler.add(req)
+    step(scheduler)
+    assert scheduler.cancel("a")
+    assert (req.prefilled, req.generated, scheduler.reserved) == (4, 0, 0)
+    other = Scheduler(4, 4, 100)
+    other.add(req)
+    assert step(other) == ([("a", 2)], ["a"])
+    step(other)
+    other.cancel("a")
+    scheduler.add(req)
+    assert step(scheduler) == ([("a", 1)], ["a"])
+    assert (req.prefilled, req.generated) == (6, 3)
+
+
+def test_a_finished_request_keeps_its_counters_and_its_rid_is_free():
+    scheduler = Scheduler(8, 4, 100)
+    req = Req("a", 2, 1)
+    scheduler.add(req)
+    step(scheduler)
+    assert (req.prefilled, req.generated) == (2, 1)
+    with pytest.raises(ValueError, match="generated: 1: expected a whole number from 0 to max_new - 1"):
+        scheduler.add(req)
+    scheduler.add(Req("a", 2, 1))
+    assert step(scheduler) == ([("a", 2)], ["a"])
+
+
+def test_planning_again_replaces_the_plan_and_keeps_admissions():
+    scheduler = scheduler_with(8, 4, 100, ("a", 6, 3))
+    old = scheduler.schedule()
+    scheduler.add(Req("b", 6, 3))
+    new = scheduler.schedule()
+    assert (named(old), named(new)) == ([("a", 6)], [("a", 6), ("b", 2)])
+    with pytest.raises(ValueError, match="plan: "):
+        scheduler.complete(old)
+    assert [req.rid for req in scheduler.running] == ["a", "b"]
+    assert scheduler.complete(new) == ["a"]
+
+
+def test_an_equal_copy_of_the_plan_is_accepted():
+    scheduler = decoding(512)
+    for make in (list, copy.copy, lambda plan: [(req, tokens) for req, tokens in plan], lambda plan: plan):
+        assert scheduler.complete(make(scheduler.schedule())) == list(range(64))
+
+
+def test_an_empty_plan_is_completed_too():
+    scheduler = Scheduler(8, 4, 100)
+    with pytest.raises(ValueError, match="plan: "):
+        scheduler.complete([])
+    assert scheduler.complete(scheduler.schedule()) == []
+    with pytest.raises(ValueError, match="plan: "):
+        scheduler.complete([])
+
+
+def test_any_other_plan_changes_nothing():
+    scheduler = scheduler_with(8, 4, 100, ("a", 2, 5), ("b", 2, 5))
+    twin = scheduler_with(8, 4, 100, ("a", 2, 5), ("b", 2, 5))
+    plan = scheduler.schedule()
+    (a, n), (b, m) = plan
+    foreign = twin.schedule()
+    wrong = [
+        [],
+        plan[:1],
+        plan[::-1],
+        [*plan, (a, 1)],
+        [(a, n + 1), (b, m)],
+        [(a, n), (a, m)],
+        [(a, None), (b, m)],
+        [(a,), (b, m)],
+        [("a", n), ("b", m)],
+        [None, None],
+        foreign,
+    ]
+    for other in wrong:
+        with pytest.raises(ValueError, match="plan: expected the plan of the last schedule"):
+            scheduler.complete(other)
+    for other in (None, 7, "plan", tuple(plan), iter(plan), {a: n}):
+        with pytest.raises(TypeError, match=r"plan: .*: expected a list"):
+            scheduler.complete(other)
+    assert (a.prefilled, b.prefilled, scheduler.reserved) == (0, 0, 14)
+    assert scheduler.complete(plan) == ["a", "b"]
+
+
+def test_changing_the_lists_given_out_changes_nothing():
+    scheduler = decoding(512)
+    for _ in range(3):
+        plan = scheduler.schedule()
+        kept = list(plan)
+        plan.pop()
+        with pytest.raises(ValueError, match="plan: "):
+            scheduler.complete(plan)
+        plan.clear()
+        rids = scheduler.complete(kept)
+        assert rids == list(range(64))
+        rids.clear()
+
+
+def test_an_entry_cancelled_in_between_is_passed_over():
+    scheduler = scheduler_with(8, 4, 100, ("a", 2, 5), ("b", 2, 5), ("c", 2, 5))
+    a, b, _ = scheduler.waiting
+    plan = scheduler.schedule()
+    assert scheduler.cancel("b")
+    scheduler.add(b)
+    assert scheduler.complete(plan) == ["a", "c"]
+    assert (b.prefilled, list(scheduler.waiting), scheduler.reserved) == (0, [b], 14)
+    step(scheduler)
+    plan = scheduler.schedule()
+    assert named(plan) == [("a", 1), ("c", 1), ("b", 1)]
+    scheduler.cancel("a")
+    assert scheduler.complete(plan) == ["c", "b"]
+    assert (a.generated, b.generated) == (2, 2)
+
+
+def test_counters_are_true_in_every_step_of_a_long_decode():
+    scheduler = scheduler_with(8, 2, 1000, ("a", 1, 50), ("b", 1, 50))
+    a, b = scheduler.waiting
+    for done in range(1, 50):
+        step(scheduler)
+        assert (a.generated, b.generated) == (done, done)
+    assert scheduler.cancel("b")
+    assert (a.generated, b.generated) == (49, 49)
+    assert step(scheduler) == ([("a", 1)], ["a"])
+    assert a.generated == 50
+
+
+# The queues as sequences
+
+
+def test_queues_behave_as_sequences():
+    reqs = [Req(i, 1, 5) for i in range(6)]
+    scheduler = Scheduler(2, 2, 100)
+    waiting, running = scheduler.waiting, scheduler.running
+    assert (len(waiting), bool(waiting), bool(running)) == (0, False, False)
+    for req in reqs:
+        scheduler.add(req)
+    assert isinstance(waiting, Sequence)
+    assert (list(waiting), bool(waiting), len(waiting)) == (reqs, True, 6)
+    scheduler.schedule()
+    assert (list(running), list(waiting)) == (reqs[:2], reqs[2:])
+    assert (waiting[0], waiting[-1], running[1], running[-2]) == (reqs[2], reqs[5], reqs[1], reqs[0])
+    assert (waiting[1:3], waiting[::-2], waiting[9:]) == (reqs[3:5], [reqs[5], reqs[3]], [])
+    assert waiting[np.int64(1)] is reqs[3]
+    assert list(reversed(waiting)) == reqs[:1:-1]
+    assert reqs[2] in waiting
+    assert reqs[2] not in running
+    assert Req(2, 1, 5) not in waiting
+    assert 2 not in waiting
+    assert ANY in waiting
+    assert (waiting.index(reqs[4]), waiting.index(reqs[4], 1, 3), waiting.count(reqs[4])) == (2, 2, 1)
+    assert waiting == reqs[2:]
+    assert waiting == scheduler.waiting
+    assert waiting != running
+    assert waiting != reqs
+    assert waiting != tuple(reqs[2:])
+    assert repr(running) == "Requests([" + ", ".join(f"Req({i}, 1, 5, prefilled=0, generated=0)" for i in (0, 1)) + "])"
+    for index in (4, -5, 2**70, -(2**70)):
+        with pytest.raises(IndexError):
+            waiting[index]
+    for index in ("0", 1.0, None):
+        with pytest.raises(TypeError):
+            waiting[index]
+    with pytest.raises(ValueError, match="not in list"):
+        waiting.index(reqs[0])
+    with pytest.raises(TypeError):
+        hash(waiting)
+    with pytest.raises(TypeError):
+        waiting < running  # noqa: B015
+
+
+def test_queues_may_change_while_they_are_read():
+    scheduler = scheduler_with(4, 2, 100, *((i, 1, 5) for i in range(8)))
+    scheduler.schedule()
+    for req in scheduler.waiting:
+        assert scheduler.cancel(req.rid)
+    assert len(scheduler.waiting) == 0
+    for req in scheduler.running:
+        scheduler.add(Req(str(req.rid), 1, 1))
+        scheduler.cancel(req.rid)
+    assert [req.rid for req in scheduler.waiting] == ["0", "1"]
+
+
+def test_waiting_positions_after_cancels_from_the_middle():
+    scheduler = scheduler_with(1, 1, 100, *((i, 1, 5) for i in range(10)))
+    for rid in (0, 4, 5, 9):
+        scheduler.cancel(rid)
+    assert [scheduler.waiting[i].rid for i in range(-6, 6)] == [1, 2, 3, 6, 7, 8] * 2
+
+
+# Bad input
+
+
+BIG = 2**53
+NOT_WHOLE = [None, "7", b"7", 1.5, 7.0, float("nan"), float("inf"), True, [], 1j, np.float64(3), np.bool_(True)]
+OUT_OF_RANGE = [-1, BIG + 1, 2**63, 2**64, -(2**80), 10**5000]
+
+
+@pytest.mark.parametrize("field", ["prompt_len", "max_new", "prefilled", "generated"])
+def test_x01_bad_counts_of_a_request(field):
+    good = {"rid": "x", "prompt_len": 3, "max_new": 3}
+    for value in NOT_WHOLE:
+        with pytest.raises(TypeError, match=f"^{field}: .*: expected a whole number"):
+            Req(**good | {field: value})
+    for value in OUT_OF_RANGE:
+        with pytest.raises(ValueError, match=f"^{field}: .*: expected a whole number from [01] to"):
+            Req(**good | {field: value})
+
+
+@pytest.mark.parametrize("field", ["token_budget", "max_seqs", "kv_tokens"])
+def test_x01_bad_counts_of_a_scheduler(field):
+    good = {"token_budget": 8, "max_seqs": 2, "kv_tokens": 100}
+    for value in NOT_WHOLE:
+        with pytest.raises(TypeError, match=f"^{field}: .*: expected a whole number"):
+            Scheduler(**good | {field: value})
+    for value in [*OUT_OF_RANGE, 0]:
+        with pytest.raises(ValueError, match=f"^{field}: .*: expected a whole number from 1 to {BIG}"):
+            Scheduler(**good | {field: value})
+
+
+def test_x01_counters_that_do_not_fit_the_request():
+    with pytest.raises(ValueError, match="prefilled: 4: expected a whole number from 0 to prompt_len = 3"):
+        Req("x", 3, 3, 4)
+    with pytest.raises(ValueError, match="generated: 3: expected a whole number from 0 to max_new - 1, max_new = 3"):
+        Req("x", 3, 3, 0, 3)
+
+
+def test_x01_the_largest_counts_are_exact():
+    scheduler = Scheduler(2**40, BIG, BIG)
+    req = Req("x", BIG - 1, 1, prefilled=BIG - 1 - 2**40)
+    scheduler.add(req)
+    assert step(scheduler) == ([("x", 2**40)], ["x"])
+    assert (req.prefilled, req.generated, scheduler.reserved) == (BIG - 1, 1, 0)
+    with pytest.raises(ValueError, match=f"needs {2 * BIG} KV tokens"):
+        scheduler.add(Req("y", BIG, BIG))
+
+
+def test_x01_numpy_integers_are_whole_numbers():
+    scheduler = Scheduler(np.int64(8), np.uint8(2), np.int32(100))
+    scheduler.add(Req("a", np.int64(3), np.int16(1)))
+    assert step(scheduler) == ([("a", 3)], ["a"])
+
+
+def test_x01_the_scheduler_stays_usable_after_bad_calls():
+    scheduler = Scheduler(8, 2, 100)
+    other = scheduler_with(8, 2, 100, ("z", 3, 1))
+    for bad in (None, "a", ("a", 3, 1), 7, Req):
+        with pytest.raises(TypeError, match=r"req: .*: expected a Req"):
+            scheduler.add(bad)
+    for rid in ([], {}, ([],)):
+        with pytest.raises(TypeError, match=r"rid: .*: expected something hashable"):
+            Req(rid, 3, 1)
+        with pytest.raises(TypeError, match="unhashable"):
+            scheduler.cancel(rid)
+    scheduler.schedule()
+    with pytest.raises(ValueError, match="plan: "):
+        scheduler.complete(other.schedule())
+    for name, value in {"prompt_len": 1, "rid": 1, "generated": 1, "extra": 1}.items():
+        with pytest.raises(AttributeError):
+            setattr(Req("a", 3, 1), name, value)
+    for rid in "abc":
+        scheduler.add(Req(rid, 3, 1))
+    assert step(scheduler) == ([("a", 3), ("b", 3)], ["a", "b"])
+    assert step(scheduler) == ([("c", 3)], ["c"])
+    scheduler.check()
+
+
+@pytest.mark.parametrize("rid", [None, "a", b"a", 1, 1.5, (1, "a"), frozenset({1}), object()])
+def test_a_rid_is_anything_hashable_and_comes_back_itself(rid):
+    scheduler = Scheduler(8, 2, 100)
+    scheduler.add(Req(rid, 3, 9))
+    plan, emitted = step(scheduler)
+    assert plan[0][0] is emitted[0] is scheduler.running[0].rid is rid
+    assert scheduler.cancel(rid)
+
+
+def test_equal_rids_are_one_rid():
+    scheduler = Scheduler(8, 2, 100)
+    scheduler.add(Req(1, 3, 9))
+    with pytest.raises(ValueError, match="rid: True: expected one that is not already live"):
+        scheduler.add(Req(True, 3, 9))
+    assert scheduler.cancel(1.0)
+
+
+# Python code that runs in the middle of a call
+
+
+class Rid:
+    """A rid that shares its hash with the others, and whose comparison first does something else."""
+
+    def __init__(self, name, before=lambda: None):
+        self.name = name
+        self.before = before
+
+    def __hash__(self):
+        return 7
+
+    def __eq__(self, other):
+        self.before()
+        other.before()
+        return self.name == other.name
+
+
+def quiet(call):
+    """Runs `call` once only, and lets its ValueError pass."""
+    calls = [call]
+
+    def once():
+        if calls:
+            with contextlib.suppress(ValueError):
+                calls.pop()()
+
+    return once
+
+
+def test_x01_a_rid_that_adds_its_twin_while_it_is_added():
+    scheduler = Scheduler(8, 4, 100)
+    scheduler.add(Req(Rid("first"), 1, 5))
+    rid = Rid("twin")
+    rid.before = quiet(lambda: scheduler.add(Req(Rid("twin"), 2, 5)))
+    with pytest.raises(ValueError, match="already live"):
+        scheduler.add(Req(rid, 1, 5))
+    assert [(req.rid.name, req.prompt_len) for req in scheduler.waiting] == [("first", 1), ("twin", 2)]
+
+
+def test_x01_a_rid_that_adds_its_own_request_while_it_is_added():
+    scheduler = Scheduler(8, 4, 100)
+    scheduler.add(Req(Rid("first"), 1, 5))
+    rid = Rid("self")
+    req = Req(rid, 1, 5)
+    rid.before = quiet(lambda: scheduler.add(req))
+    scheduler.add(req)
+    assert len(scheduler.waiting) == 2
+
+
+def test_x01_a_rid_that_cancels_and_steps_while_it_is_compared():
+    scheduler = Scheduler(8, 4, 100)
+    first = Rid("first")
+    scheduler.add(Req(first, 1, 5))
+    rid = Rid("second")
+
+    def meddle():
+        scheduler.cancel(first)
+        step(scheduler)
+
+    rid.before = quiet(meddle)
+    scheduler.add(Req(rid, 1, 5))
+    rid.before = quiet(meddle)
+    assert scheduler.cancel(rid) is True
+    assert (len(scheduler.waiting), len(scheduler.running), scheduler.reserved) == (0, 0, 0)
+    scheduler.check()
+
+
+def test_x01_a_rid_whose_comparison_fails():
+    scheduler = Scheduler(8, 4, 100)
+    scheduler.add(Req(Rid("first"), 1, 5))
+
+    def fail():
+        raise RuntimeError("no comparison today")
+
+    req = Req(Rid("second", fail), 1, 5)
+    with pytest.raises(RuntimeError, match="no comparison today"):
+        scheduler.add(req)
+    assert len(scheduler.waiting) == 1
+    req.rid.before = lambda: None
+    scheduler.add(req)
+    assert len(scheduler.waiting) == 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_x01_a_rid_whose_comparison_fails_when_its_request_ends():
+    scheduler = Scheduler(8, 4, 100)
+    scheduler.add(Req(Rid("first"), 1, 5))
+    rid = Rid("second")
+    scheduler.add(Req(rid, 1, 1))
+
+    def fail():
+        raise RuntimeError("no comparison today")
+
+    rid.before = fail
+    plan = scheduler.schedule()
+    assert [emitted.name for emitted in scheduler.complete(plan)] == ["first", "second"]
+    rid.before = lambda: None
+    scheduler.add(Req(Rid("second"), 1, 1))
+    assert [req.rid.name for req in scheduler.waiting] == ["second"]
+
+
+def test_x01_a_plan_entry_that_completes_the_plan_while_it_is_compared():
+    scheduler = scheduler_with(8, 4, 100, ("a", 2, 5), ("b", 2, 5))
+    plan = scheduler.schedule()
+
+    class Entry:
+        def __eq__(self, other):
+            scheduler.complete(plan)
+            return True
+
+        __hash__ = None
+
+    with pytest.raises(ValueError, match="plan: "):
+        scheduler.complete([Entry(), plan[1]])
+    assert [req.generated for req in scheduler.running] == [1, 1]
+
+
+def test_x01_a_plan_entry_whose_comparison_fails():
+    scheduler = scheduler_with(8, 4, 100, ("a", 2, 5))
+    plan = scheduler.schedule()
+
+    class Entry:
+        def __eq__(self, other):
+            raise RuntimeError("no comparison today")
+
+        __hash__ = None
+
+    with pytest.raises(RuntimeError, match="no comparison today"):
+        scheduler.complete([Entry()])
+    assert scheduler.complete(plan) == ["a"]
+
+
+def test_x01_a_finaliser_that_uses_the_scheduler_in_a_garbage_collection():
+    scheduler = Scheduler(4096, 4096, 10**7)
+    finalised = []
+
+    class Loop:
+        def __init__(self):
+            self.me = self
+
+        def __del__(self):
+            scheduler.cancel(len(finalised))
+            finalised.append(scheduler.reserved)
+
+    threshold = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        for rid in range(300):
+            Loop()
+            scheduler.add(Req(rid, 1, 50))
+            if rid % 10 == 0:
+                plan = scheduler.schedule()
+                try:
+                    scheduler.complete(plan)
+                except ValueError:
+                    assert finalised
+    finally:
+        gc.set_threshold(*threshold)
+    gc.collect()
+    assert len(finalised) == 300
+    scheduler.check()
+
+
+# Threads and memory
+
+
+def test_x01_several_threads_at_once():
+    scheduler = Scheduler(64, 8, 10_000)
+    threads, each = 4, 200
+    emitted = []
+    failures = []
+    cancelled = []
+
+    def serve(name):
+        try:
+            for i in range(each):
+                scheduler.add(Req((name, i), 1 + i % 5, 1 + i % 7))
+                if i % 17 == 0 and scheduler.cancel((name, i)):
+                    cancelled.append((name, i))
+                plan = scheduler.schedule()
+                with contextlib.suppress(ValueError):  # another thread planned or completed in between
+                    emitted.extend(scheduler.complete(plan))
+                list(scheduler.waiting)
+                assert all(req.generated <= req.max_new for req in scheduler.running)
+                scheduler.check()
+        except BaseException as failure:
+            failures.append(failure)
+
+    workers = [threading.Thread(target=serve, args=(name,)) for name in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert failures == []
+    while scheduler.waiting or scheduler.running:
+        emitted.extend(step(scheduler)[1])
+    expected = {(name, i): 1 + i % 7 for name in range(threads) for i in range(each)}
+    counted = {rid: emitted.count(rid) for rid in expected}
+    assert all(counted[rid] == outputs for rid, outputs in expected.items() if rid not in cancelled)
+    assert scheduler.reserved == 0
+
+
+def test_ended_requests_are_freed():
+    scheduler = Scheduler(64, 8, 1000)
+    requests = [Req(i, 2, 3) for i in range(4)]
+    gone = [weakref.ref(req) for req in requests]
+    for req in requests:
+        scheduler.add(req)
+    del requests, req
+    step(scheduler)
+    step(scheduler)
+    assert all(ref() is not None for ref in gone)
+    scheduler.cancel(3)
+    assert gone[3]() is None, "cancelled"
+    step(scheduler)
+    assert [ref() for ref in gone] == [None] * 4
+
+
+def test_a_scheduler_is_freed_and_its_requests_outlive_it():
+    scheduler = scheduler_with(8, 4, 100, ("a", 2, 5), ("b", 2, 5))
+    step(scheduler)
+    a, _ = running = scheduler.running
+    gone = weakref.ref(scheduler)
+    del scheduler, running
+    assert gone() is None
+    assert (a.rid, a.prefilled, a.generated) == ("a", 2, 1)
+
+
+def test_a_cycle_over_a_rid_is_collected():
+    class Owner:
+        pass
+
+    owner = Owner()
+    owner.scheduler = Scheduler(8, 4, 100)
+    owner.scheduler.add(Req(owner, 2, 5))
+    owner.plan = owner.scheduler.schedule()
+    owner.queue = owner.scheduler.running
+    gone = weakref.ref(owner)
+    del owner
+    gc.collect()
+    assert gone() is None
