@@ -8,9 +8,12 @@ from oracle import MixedOracle, MixedReq
 
 
 def sizes(draw, kv_tokens):
-    """A prompt and its outputs; some will never fit."""
+    """A prompt and its outputs; some will never fit, some fill the whole cache, halves and quarters fill it together."""
     prompt_len = draw(st.integers(1, max(1, kv_tokens * 2 // 3)))
     max_new = draw(st.integers(1, max(1, kv_tokens * 2 // 3)))
+    for share in draw(st.sampled_from([(), (), (1, 2, 4)])):
+        if prompt_len < kv_tokens // share:
+            max_new = kv_tokens // share - prompt_len
     begun = draw(st.sampled_from([False, False, True]))
     prefilled = draw(st.integers(0, prompt_len)) if begun else 0
     generated = draw(st.integers(0, max_new - 1)) if begun else 0
