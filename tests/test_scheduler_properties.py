@@ -8,7 +8,7 @@ from oracle import MixedOracle, MixedReq
 
 
 def sizes(draw, kv_tokens):
-    """A prompt and its outputs; some will never fit, some fill the whole cache, halves and quarters fill it together."""
+    """A prompt and its outputs; some never fit, others fill the cache exactly, alone or in halves and quarters."""
     prompt_len = draw(st.integers(1, max(1, kv_tokens * 2 // 3)))
     max_new = draw(st.integers(1, max(1, kv_tokens * 2 // 3)))
     for share in draw(st.sampled_from([(), (), (1, 2, 4)])):
