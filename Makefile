@@ -23,8 +23,9 @@ help: ## Print this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(RELEASE) ## Replay a built-in chat workload twice, with one setting changed.
-	$(BIN)/neuron-sched replay --max-num-seqs 64
-	$(BIN)/neuron-sched replay --max-num-seqs 16
+	@$(BIN)/neuron-sched replay
+	@printf '\nNow the same requests with 32 slots instead of 96. See how long the first token takes:\n\n'
+	@$(BIN)/neuron-sched replay --max-num-seqs 32
 
 test: $(DEBUG) ## Run every test: Rust, doc tests, Python, README and docstring examples.
 	if cargo nextest --version >/dev/null 2>&1; \
@@ -40,7 +41,7 @@ test-slow: $(DEBUG) ## Run the property tests over 100,000 histories each.
 lint: $(DEBUG) ## Check formats, lints, types, and the stub against the built module.
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
-	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps -p neuron-sched-core
+	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --document-private-items -p neuron-sched-core
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -76,7 +77,7 @@ $(TOOLS): pyproject.toml constraints.txt
 	touch $@
 
 # maturin installs the package's own dependencies with pip, which reads the constraint from its environment.
-develop = VIRTUAL_ENV=$(CURDIR)/$(VENV) PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/maturin develop --locked --extras cli
+develop = VIRTUAL_ENV=$(CURDIR)/$(VENV) PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_QUIET=1 $(BIN)/maturin develop --locked --extras cli
 
 $(DEBUG): $(TOOLS) $(SOURCES)
 	rm -f $(RELEASE)

@@ -244,7 +244,7 @@ def test_planning_again_replaces_the_plan_and_keeps_admissions():
 
 def test_an_equal_copy_of_the_plan_is_accepted():
     scheduler = decoding(512)
-    for make in (list, copy.copy, lambda plan: [(req, n) for req, n in plan], lambda plan: plan):
+    for make in (list, copy.copy, lambda plan: [(req, tokens) for req, tokens in plan], lambda plan: plan):
         assert scheduler.complete(make(scheduler.schedule())) == list(range(64))
 
 

@@ -1,15 +1,16 @@
 """Native half of `neuron_sched`. Use the names that the package exports."""
 
-from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, SupportsIndex, TypedDict, final, overload, type_check_only
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Literal, SupportsIndex, TypedDict, final, overload, type_check_only
 
 __version__: str
 
 @type_check_only
 class BuildInfo(TypedDict):
-    profile: str | None
+    profile: str
     commit: str | None
-    target: str | None
+    target: str
 
 def build_info() -> BuildInfo:
     """What the extension was built from.
@@ -49,9 +50,141 @@ class Buckets:
 
 @final
 class NeuronConfig:
-    """Checked configuration of the exclusive scheduler; an immutable value."""
+    """Configuration of `BucketScheduler`: checked when made, every default filled in, immutable, hashable.
 
-    def __new__(cls, **fields: object) -> NeuronConfig: ...
+    Required are `max_num_seqs`, `max_num_batched_tokens`, `max_model_len`, `block_size` and `num_blocks`. None stands
+    for the default. One ValueError lists all faults, a line each, with the field, its value and what is expected.
+
+    >>> config = NeuronConfig(
+    ...     max_num_seqs=6, max_num_batched_tokens=2048, max_model_len=1000, block_size=32, num_blocks=256
+    ... )
+    >>> config.num_batched_tokens_buckets
+    [128, 256, 512, 1000]
+    >>> config.num_seqs_buckets
+    [1, 2, 4, 6]
+    """
+
+    def __new__(
+        cls,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        block_size: int,
+        num_blocks: int,
+        num_batched_tokens_buckets: Sequence[int] | None = None,
+        num_seqs_buckets: Sequence[int] | None = None,
+        decode_context_length_buckets: Sequence[int] | None = None,
+        kv_segment_size_buckets: Sequence[int] | None = None,
+        max_prefills_per_batch: int | None = None,
+        kv_admission: Literal["reserve", "max_model_len"] | None = None,
+        max_consecutive_prefill_steps: int | None = None,
+        min_decode_steps: int | None = None,
+        chunking: Literal["fixed", "bucket"] | None = None,
+        prefill_cost: Mapping[int, float] | None = None,
+        long_prefill_token_threshold: int | None = None,
+        prefix_caching: bool | None = None,
+        policy: Literal["fcfs", "priority"] | None = None,
+        lookahead: int | None = None,
+        dcp: int | None = None,
+    ) -> NeuronConfig: ...
+    @property
+    def max_num_seqs(self) -> int:
+        """Most requests that hold a slot at once."""
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Most tokens of one step; at least `max_num_seqs`."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence in tokens, prompt and outputs together."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of one KV block."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Usable KV blocks. Their ids are 1 to `num_blocks`; block 0 is never given out."""
+
+    @property
+    def num_batched_tokens_buckets(self) -> list[int]:
+        """Compiled prefill sizes in tokens, ascending; the last is min(max_num_batched_tokens, max_model_len).
+
+        Default: doubling from 128 while below the last, then the last.
+        """
+
+    @property
+    def num_seqs_buckets(self) -> list[int]:
+        """Compiled decode batch sizes, ascending, up to `max_num_seqs`. Default: doubling from 1."""
+
+    @property
+    def decode_context_length_buckets(self) -> list[int]:
+        """Compiled decode context lengths in tokens, completed with `max_model_len`. Default: that alone."""
+
+    @property
+    def kv_segment_size_buckets(self) -> list[int] | None:
+        """Segment sizes of segmented prefill; where given alone, the token buckets are this list."""
+
+    @property
+    def max_prefills_per_batch(self) -> int:
+        """Most prompts that start in one step. Default: 1."""
+
+    @property
+    def kv_admission(self) -> Literal["reserve", "max_model_len"]:
+        """How the KV cache is promised, so that nobody is ever evicted.
+
+        `"reserve"` (default): each request reserves its own worst case; `"max_model_len"`: each counts as a sequence
+        of the longest length.
+        """
+
+    @property
+    def max_consecutive_prefill_steps(self) -> int | None:
+        """Most prefill steps in a row while a decode is ready. Default None: prefill first, without bound."""
+
+    @property
+    def min_decode_steps(self) -> int:
+        """Decode steps owed once `max_consecutive_prefill_steps` is hit. Default: 1."""
+
+    @property
+    def chunking(self) -> Literal["fixed", "bucket"]:
+        """How a long prompt is cut.
+
+        `"fixed"` (default): as much as a step takes; `"bucket"`: where ending on a bucket edge is cheaper.
+        """
+
+    @property
+    def prefill_cost(self) -> dict[int, float] | None:
+        """For chunking `"bucket"`: cost of a prefill of each padded size, any unit. Default: the size + 256."""
+
+    @property
+    def long_prefill_token_threshold(self) -> int:
+        """Most prompt tokens of a step while other requests are there; 0 (default) is off."""
+
+    @property
+    def prefix_caching(self) -> bool:
+        """Whether full KV blocks are shared by content. Default: False."""
+
+    @property
+    def policy(self) -> Literal["fcfs", "priority"]:
+        """Order of the queue: first come first served (default), or the lower priority number first."""
+
+    @property
+    def lookahead(self) -> int:
+        """Tokens beyond the next one for which KV slots are kept (speculative decoding). Default: 0."""
+
+    @property
+    def dcp(self) -> int:
+        """Decode context parallel size; above 1, only token buckets divisible by dcp * block_size stay. Default: 1."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields by name, defaults filled in: `NeuronConfig(**config.as_dict()) == config`."""
+
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class Req:
@@ -197,3 +330,348 @@ class Scheduler:
 
         Costs time in proportion to the number of live requests.
         """
+
+@final
+class Request:
+    """A request for `BucketScheduler`; an immutable value.
+
+    `prompt` is a length in tokens, or the token ids themselves: those are needed to share KV blocks by content. At
+    most `max_tokens` tokens are emitted, capped at max(1, max_model_len - prompt); an id of `stop_token_ids` ends the
+    request earlier. `top_k`, `top_p` and `temperature` are carried for the engine, the scheduler ignores them.
+    TypeError or ValueError name the field.
+    """
+
+    def __new__(
+        cls,
+        id: str,
+        prompt: int | Iterable[int],
+        max_tokens: int,
+        *,
+        priority: int = 0,
+        stop_token_ids: Iterable[int] = (),
+        top_k: int = -1,
+        top_p: float = 1.0,
+        temperature: float = 0.0,
+    ) -> Request: ...
+    @property
+    def id(self) -> str: ...
+    @property
+    def prompt(self) -> int | list[int]: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def priority(self) -> int:
+        """Lower numbers first, under policy `"priority"`."""
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def temperature(self) -> float: ...
+
+@final
+class RequestState:
+    """How a request stood when `BucketScheduler.request` was called: counts are those of the last completed step."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def status(self) -> Literal["waiting", "prefill", "decode", "finished", "cancelled"]: ...
+    @property
+    def finish_reason(self) -> Literal["length", "stop"] | None:
+        """Why it finished; None while it lives, and when it was cancelled."""
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens whose KV entries are computed."""
+
+    @property
+    def output_token_ids(self) -> list[int | None]:
+        """What it emitted; None for a token that `complete` was not told."""
+
+    @property
+    def block_ids(self) -> list[int]:
+        """The KV blocks that it holds, in order of position."""
+
+@final
+class Step:
+    """One planned step: who runs, how many tokens, padded to what. All values are those of its planning.
+
+    Readable until it was completed and another `schedule()` was called; a later look is a ValueError, or gives the
+    same values.
+    """
+
+    @property
+    def kind(self) -> Literal["prefill", "decode", "idle"]: ...
+    @property
+    def num_scheduled_tokens(self) -> dict[str, int]:
+        """Real tokens by request id, in batch order; a new dict each time."""
+
+    @property
+    def num_scheduled_tokens_padded(self) -> dict[str, int]:
+        """Padded tokens by request id, in batch order; a new dict each time.
+
+        In a prefill of several prompts the last one carries the padding, so that the values add up to the bucket.
+        """
+
+    @property
+    def num_computed_tokens(self) -> dict[str, int]:
+        """Tokens computed before this step by request id, in batch order, prefix hits included."""
+
+    @property
+    def num_seqs_padded(self) -> int:
+        """Rows that the batch of a decode step is padded to; 0 for another step."""
+
+    @property
+    def padded_tokens(self) -> int:
+        """The compiled size that runs: the token bucket of a prefill, the batch bucket of a decode step."""
+
+    @property
+    def finished_ids(self) -> list[str]:
+        """Requests that ended since the last completed step, cancelled ones too.
+
+        Repeated until a step that carries them is completed, so that a worker never misses one.
+        """
+
+    def block_ids(self, id: str) -> list[int]:
+        """KV blocks of a scheduled request, enough for the step's tokens; KeyError for any other id."""
+
+    def __len__(self) -> int:
+        """Number of scheduled requests."""
+
+@final
+class Outcome:
+    """One token that a step emitted."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def token(self) -> int | None:
+        """The token id; None where `complete` was not told."""
+
+    @property
+    def finish_reason(self) -> Literal["length", "stop"] | None:
+        """Set on the last token of a request; a stop token wins over the length."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    __hash__: None  # type: ignore[assignment]
+
+@final
+class Outcomes:
+    """The emitted tokens of a step in batch order: as a list, but its items are made when they are read."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Outcome]: ...
+    @overload
+    def __getitem__(self, index: int, /) -> Outcome: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> list[Outcome]: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    __hash__: None  # type: ignore[assignment]
+
+@final
+class Explanation:
+    """Why the head of the queue waits, and the numbers behind it in KV blocks."""
+
+    @property
+    def id(self) -> str:
+        """The request at the head."""
+
+    @property
+    def reason(
+        self,
+    ) -> Literal[
+        "slots",
+        "prefill_in_progress",
+        "prefill_batch_full",
+        "kv",
+        "interleave",
+        "throttled",
+        "step_running",
+        "ready",
+    ]:
+        """Stable name of what it waits for; `"ready"`: nothing, the next `schedule()` takes it."""
+
+    @property
+    def needed(self) -> int:
+        """What it needs at worst."""
+
+    @property
+    def reserved(self) -> int:
+        """What the running requests have reserved."""
+
+    @property
+    def usable(self) -> int:
+        """The whole cache."""
+
+@final
+class BucketScheduler:
+    """Continuous batching where a step is all prefill or all decode, padded to a compiled size.
+
+    May be used from several threads.
+
+    >>> config = NeuronConfig(
+    ...     max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=4096, block_size=32, num_blocks=1024
+    ... )
+    >>> scheduler = BucketScheduler(config)
+    >>> scheduler.add(Request("a", prompt=1500, max_tokens=16))
+    >>> step = scheduler.schedule()
+    >>> step.kind, step.num_scheduled_tokens, step.num_scheduled_tokens_padded
+    ('prefill', {'a': 1500}, {'a': 2048})
+    >>> scheduler.complete(step, [17])[0]
+    Outcome(id='a', token=17, finish_reason=None)
+    >>> scheduler.request("a").num_computed_tokens
+    1500
+    """
+
+    def __new__(cls, config: NeuronConfig) -> BucketScheduler: ...
+    def add(self, request: Request) -> None:
+        """Queues a request.
+
+        ValueError, and nothing is changed, when its id is live, its prompt is longer than `max_model_len`, or its
+        worst case is larger than the whole KV cache.
+        """
+
+    def schedule(self, throttle_prefills: bool = False, *, ahead: bool = False) -> Step:
+        """Plans the next step: admits and allocates at once, changes nothing else.
+
+        A step that was not completed may be planned again; the older one is then void. `throttle_prefills` holds
+        prefills back while something decodes. `ahead` plans one step beyond the pending one, assuming that each of
+        its emitting rows emits; ValueError when one is planned ahead already.
+        """
+
+    def complete(self, step: Step, tokens: Iterable[int | None] | None = None) -> Outcomes:
+        """Takes the result of the step that is due, and moves all counts on.
+
+        `tokens` has one entry a scheduled request: the token id, or None for a row that emits nothing. It may be left
+        out for prompts given as lengths. ValueError, and nothing is changed, for a step that is not due or tokens
+        that do not match it.
+        """
+
+    def cancel(self, id: str) -> bool:
+        """Ends a request at once and frees its KV blocks; False when no live request has the id."""
+
+    def request(self, id: str) -> RequestState:
+        """A snapshot of a request; KeyError once its end was delivered by a completed step."""
+
+    def explain(self) -> Explanation | None:
+        """Why the head of the queue waits, before the next `schedule()`; None when nothing waits."""
+
+    def check(self) -> None:
+        """Verifies the conservation laws; RuntimeError tells of a fault of the scheduler itself."""
+
+    @property
+    def config(self) -> NeuronConfig: ...
+    @property
+    def state(self) -> Literal["idle", "prefill", "decode"]:
+        """Idle when nothing waits and nothing runs, else what the last completed step did."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a slot."""
+
+    @property
+    def free_blocks(self) -> int:
+        """KV blocks that are free, or cached but used by nobody."""
+
+    @property
+    def reserved_blocks(self) -> int:
+        """KV blocks that running requests may need at worst."""
+
+@final
+class TraceRequest:
+    """One request of a workload; an immutable value.
+
+    >>> TraceRequest("a", "0.25", 128, 16)
+    TraceRequest(id='a', arrival_s=0.25, prompt_tokens=128, output_tokens=16)
+    """
+
+    def __new__(
+        cls,
+        id: str,
+        arrival_s: int | float | str | Decimal,
+        prompt_tokens: int,
+        output_tokens: int,
+        *,
+        priority: int = 0,
+        hash_ids: Iterable[int] | None = None,
+    ) -> TraceRequest:
+        """`arrival_s` in seconds, at least 0, kept to the nanosecond (half up); only differences between requests
+        matter. A float counts as the shortest decimal that stands for it. `hash_ids` tell the content of the prompt,
+        one for each 512 tokens: equal ids are equal tokens, which prefix caching shares.
+
+        ValueError names every bad field.
+        """
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def arrival_s(self) -> float: ...
+    @property
+    def arrival_ns(self) -> int:
+        """The arrival in whole nanoseconds."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def output_tokens(self) -> int: ...
+    @property
+    def priority(self) -> int:
+        """For the policy of that name: the lower number first. 0 unless given."""
+
+    @property
+    def hash_ids(self) -> tuple[int, ...] | None: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class Cost:
+    """Step times of a device, in nanoseconds, from milliseconds rounded half up; see `neuron_sched.simulate`."""
+
+    @staticmethod
+    def constant(prefill_ms: int | float | str | Decimal, decode_ms: int | float | str | Decimal) -> Cost: ...
+    @staticmethod
+    def table(
+        prefill: Mapping[int, int | float | str | Decimal], decode: Mapping[int, int | float | str | Decimal]
+    ) -> Cost: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class ReplayReport:
+    """The result of a replay; `neuron_sched.simulate.Report` gives it a face."""
+
+    def summary(self) -> dict[str, Any]: ...
+    def __len__(self) -> int:
+        """Number of requests."""
+
+    def request(
+        self, index: int
+    ) -> tuple[
+        str, Literal["completed", "rejected"], str | None, float, float | None, float | None, float | None, int
+    ]: ...
+    @property
+    def num_steps(self) -> int | None: ...
+    def step(self, index: int) -> tuple[float, float, Literal["prefill", "decode"], dict[str, int], int]: ...
+
+def replay(
+    requests: Sequence[TraceRequest],
+    config: NeuronConfig,
+    cost: Cost,
+    scheduler: str,
+    record_steps: bool,
+    progress: Callable[[int, int], object] | None,
+) -> ReplayReport:
+    """What `neuron_sched.simulate.replay` calls. Other threads go on while it runs."""

@@ -138,7 +138,16 @@ impl NeuronConfig {
 #[pymethods]
 impl NeuronConfig {
     #[new]
-    #[pyo3(signature = (*, max_num_seqs=None, max_num_batched_tokens=None, max_model_len=None, block_size=None, num_blocks=None, num_batched_tokens_buckets=None, num_seqs_buckets=None, decode_context_length_buckets=None, kv_segment_size_buckets=None, max_prefills_per_batch=None, kv_admission=None, max_consecutive_prefill_steps=None, min_decode_steps=None, chunking=None, prefill_cost=None, long_prefill_token_threshold=None, prefix_caching=None, policy=None, lookahead=None, dcp=None))]
+    // Five fields are required. They are taken as if they were not, so that one that is missing is a fault among
+    // the others.
+    #[pyo3(
+        signature = (*, max_num_seqs=None, max_num_batched_tokens=None, max_model_len=None, block_size=None, num_blocks=None, num_batched_tokens_buckets=None, num_seqs_buckets=None, decode_context_length_buckets=None, kv_segment_size_buckets=None, max_prefills_per_batch=None, kv_admission=None, max_consecutive_prefill_steps=None, min_decode_steps=None, chunking=None, prefill_cost=None, long_prefill_token_threshold=None, prefix_caching=None, policy=None, lookahead=None, dcp=None),
+        text_signature = "(*, max_num_seqs, max_num_batched_tokens, max_model_len, block_size, num_blocks, \
+            num_batched_tokens_buckets=None, num_seqs_buckets=None, decode_context_length_buckets=None, \
+            kv_segment_size_buckets=None, max_prefills_per_batch=None, kv_admission=None, \
+            max_consecutive_prefill_steps=None, min_decode_steps=None, chunking=None, prefill_cost=None, \
+            long_prefill_token_threshold=None, prefix_caching=None, policy=None, lookahead=None, dcp=None)"
+    )]
     #[allow(clippy::too_many_arguments, reason = "one argument a field, so that Python sees the signature")]
     fn new(
         max_num_seqs: Given<'_, '_>,

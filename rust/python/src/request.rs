@@ -42,7 +42,10 @@ impl Request {
 #[pymethods]
 impl Request {
     #[new]
-    #[pyo3(signature = (id, prompt, max_tokens, *, priority=None, stop_token_ids=None, top_k=None, top_p=None, temperature=None))]
+    #[pyo3(
+        signature = (id, prompt, max_tokens, *, priority=None, stop_token_ids=None, top_k=None, top_p=None, temperature=None),
+        text_signature = "(id, prompt, max_tokens, *, priority=0, stop_token_ids=(), top_k=-1, top_p=1.0, temperature=0.0)"
+    )]
     #[allow(clippy::too_many_arguments, reason = "one argument a field")]
     fn new(
         id: &Bound<'_, PyAny>,

@@ -1,0 +1,225 @@
+"""The command `neuron-sched`.
+
+Exit status: 0; 2 for a usage error, a faulty configuration, bad rows or files that cannot be read or written; 3 when a
+replay ended but requests were refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar
+
+from neuron_sched import NeuronConfig, __version__
+from neuron_sched.atomic import write_atomically
+from neuron_sched.options import add_options, config_of
+from neuron_sched.simulate import cost_of, profiles, replay
+from neuron_sched.trace import TraceRequest, encode_trace, read_trace, synthetic
+
+EXIT_USAGE = 2
+EXIT_REFUSED = 3
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+DEFAULT_COST = "prefill_ms=100,decode_ms=25"
+REFUSALS_SHOWN = 5
+
+T = TypeVar("T")
+
+
+class UsageError(Exception):
+    """What the caller must mend, one fault a line."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit status; argparse exits by itself for `--help` and usage errors."""
+    arguments = _parser().parse_args(argv)
+    try:
+        status: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except UsageError as error:
+        for fault in str(error).splitlines():
+            print(f"error: {fault}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone; the interpreter's own flush at exit must not fail once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="neuron-sched",
+        description="Continuous batching on hardware that runs only compiled shapes.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_replay(commands)
+    return parser
+
+
+def _add_replay(commands: Any) -> None:
+    command = commands.add_parser(
+        "replay",
+        help="latencies, throughput and padding of a workload, without the hardware",
+        description="Replays a workload through the scheduler on a virtual clock: what latencies, what throughput and "
+        "how much padding would a configuration have?",
+        epilog="Exit status: 0; 2 for usage errors, bad rows and unreadable files; 3 when requests were refused.",
+        allow_abbrev=False,
+    )
+    command.add_argument(
+        "trace",
+        nargs="?",
+        metavar="TRACE",
+        help="CSV or JSON lines, plain, Azure or Mooncake, gzip or not (default: a synthetic chat workload)",
+    )
+    command.add_argument("--skip-bad", action="store_true", help="leave bad rows out and say how many")
+    command.add_argument(
+        "--scheduler",
+        choices=("bucket", "mixed"),
+        default="bucket",
+        help="bucket: a step is all prefill or all decode, padded (default); mixed: a token budget, no padding",
+    )
+    command.add_argument(
+        "--cost",
+        default=DEFAULT_COST,
+        metavar="COST",
+        help="step times: prefill_ms=N,decode_ms=N, or a profile, one of "
+        f"{', '.join(profiles())} or a .toml file (default: {DEFAULT_COST})",
+    )
+    output = command.add_argument_group("output")
+    output.add_argument(
+        "--json", metavar="FILE", help="write the numbers as JSON (-: to standard output, without tables)"
+    )
+    output.add_argument("--write-trace", metavar="FILE", help="write the workload as .csv or .jsonl, .gz if wanted")
+    output.add_argument("--quiet", action="store_true", help="no tables and no progress bar")
+    made = command.add_argument_group("synthetic workload (without TRACE)")
+    made.add_argument("--requests", type=int, metavar="N", help="how many (default: 3000)")
+    made.add_argument("--rate", type=float, metavar="N", help="arrivals a second, on average (default: 5)")
+    made.add_argument("--seed", type=int, metavar="N", help="another workload for another number (default: 0)")
+    add_options(command)
+    command.set_defaults(run=_replay)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    faults: list[str] = []
+    config = _collect(faults, lambda: config_of(arguments))
+    cost = _collect(faults, lambda: cost_of(arguments.cost))
+    workload = _collect(faults, lambda: _workload(arguments))
+    _collect(faults, lambda: _check_outputs(arguments))
+    trace_bytes = None
+    if arguments.write_trace is not None and workload is not None:
+        trace_bytes = _collect(faults, lambda: encode_trace(arguments.write_trace, workload))
+    if faults or config is None or cost is None or workload is None:
+        raise UsageError("\n".join(faults))
+
+    tables = _tables_wanted(arguments)
+    if tables:
+        from neuron_sched.report import progress_bar, write_tables
+    with progress_bar(len(workload)) if tables else nullcontext() as progress:
+        result = replay(workload, config=config, cost=cost, scheduler=arguments.scheduler, progress=progress)
+    if trace_bytes is not None:
+        _write(arguments.write_trace, trace_bytes)
+    if arguments.json is not None:
+        _write(arguments.json, result.to_json().encode())
+    if tables:
+        write_tables(result.summary, title=_title(arguments, len(workload)), setting=_setting(arguments, config))
+    return _status(result.summary)
+
+
+def _collect(faults: list[str], make: Callable[[], T]) -> T | None:
+    """What `make` returns; its complaint is put with the others, so that all are seen at once."""
+    try:
+        return make()
+    except (ValueError, OSError, UsageError) as error:
+        faults.append(str(error))
+        return None
+
+
+def _workload(arguments: argparse.Namespace) -> list[TraceRequest]:
+    knobs = {"requests": arguments.requests, "rate_per_s": arguments.rate, "seed": arguments.seed}
+    given = {name: value for name, value in knobs.items() if value is not None}
+    if arguments.trace is None:
+        return synthetic(**given)
+    if given:
+        names = ", ".join(f"--{name.removesuffix('_per_s')}" for name in given)
+        raise UsageError(f"{names}: for the synthetic workload only, not with TRACE")
+    trace = read_trace(arguments.trace, skip_bad=arguments.skip_bad)
+    if trace.skipped:
+        print(f"{_plural(trace.skipped, 'row')} skipped", file=sys.stderr)
+    return trace
+
+
+def _check_outputs(arguments: argparse.Namespace) -> None:
+    """Finds out before the run what would make its result unwritable."""
+    for option, name in (("--json", arguments.json), ("--write-trace", arguments.write_trace)):
+        if name is None or (option == "--json" and name == "-"):
+            continue
+        place = Path(name)
+        if place.is_dir() or not place.parent.is_dir():
+            raise UsageError(f"{option}: {name}: no such place for a file")
+        if arguments.trace is not None and place.exists() and place.samefile(arguments.trace):
+            raise UsageError(f"{option}: {name}: is the trace itself")
+
+
+def _tables_wanted(arguments: argparse.Namespace) -> bool:
+    if arguments.quiet or arguments.json == "-":
+        return False
+    if find_spec("rich") is not None:
+        return True
+    advice = "the tables need rich: pip install 'neuron-sched[cli]'"
+    if arguments.json is None:
+        raise UsageError(f"{advice}, or ask for --json")
+    print(advice, file=sys.stderr)
+    return False
+
+
+def _write(name: str, data: bytes) -> None:
+    if name == "-":
+        sys.stdout.write(data.decode())
+        return
+    try:
+        write_atomically(name, data)
+    except OSError as error:
+        raise UsageError(f"{name}: cannot be written: {error.strerror}") from error
+
+
+def _title(arguments: argparse.Namespace, requests: int) -> str:
+    workload = "a synthetic chat workload" if arguments.trace is None else Path(arguments.trace).name
+    return f"{workload}: {_plural(requests, 'request')}"
+
+
+def _setting(arguments: argparse.Namespace, config: NeuronConfig) -> list[str]:
+    """What decides the result, in words."""
+    cache = f"{config.num_blocks:,} KV blocks of {_plural(config.block_size, 'token')}"
+    steps = f"{_plural(config.max_num_batched_tokens, 'token')} a step"
+    return [
+        f"{arguments.scheduler} scheduler, {_plural(config.max_num_seqs, 'slot')}, {steps}, {cache}",
+        f"step times: {arguments.cost}",
+    ]
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def _status(summary: Mapping[str, Any]) -> int:
+    refused: list[dict[str, str]] = summary["rejections"]
+    if not refused:
+        return 0
+    of_all = f"{_plural(len(refused), 'request')} of {summary['completed'] + len(refused):,} refused"
+    print(f"{of_all}:", file=sys.stderr)
+    for request in refused[:REFUSALS_SHOWN]:
+        print(f"  {request['id']}: {request['reason']}", file=sys.stderr)
+    if len(refused) > REFUSALS_SHOWN:
+        print(f"  and {len(refused) - REFUSALS_SHOWN:,} more", file=sys.stderr)
+    return EXIT_REFUSED
