@@ -23,8 +23,9 @@ help: ## Print this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(RELEASE) ## Replay a built-in chat workload twice, with one setting changed.
-	$(BIN)/neuron-sched replay --max-num-seqs 64
-	$(BIN)/neuron-sched replay --max-num-seqs 16
+	@$(BIN)/neuron-sched replay
+	@printf '\nNow the same requests with 32 slots instead of 96. See how long the first token takes:\n\n'
+	@$(BIN)/neuron-sched replay --max-num-seqs 32
 
 test: $(DEBUG) ## Run every test: Rust, doc tests, Python, README and docstring examples.
 	if cargo nextest --version >/dev/null 2>&1; \

@@ -38,9 +38,12 @@ class MixedOracle:
         self.waiting.append(req)
 
     def schedule(self) -> list[tuple[MixedReq, int]]:
+        plan = []
         budget = self.token_budget
-        plan = [(req, 1) for req in self.running if req.prefilled == req.prompt_len][:budget]
-        budget -= len(plan)
+        for req in self.running:
+            if budget > 0 and req.prefilled == req.prompt_len:
+                plan.append((req, 1))
+                budget -= 1
         for req in self.running:
             if budget > 0 and req.prefilled < req.prompt_len:
                 tokens = min(req.prompt_len - req.prefilled, budget)

@@ -4,156 +4,20 @@ Lists, dicts and loops; nothing is kept that can be worked out again. Cached con
 up to the end of a block, so that no hash can collide, and chunk plans are found by trying everything.
 """
 
-from dataclasses import dataclass, field
-from functools import cache
 from types import SimpleNamespace
-from typing import NamedTuple
 
-
-def doubling(first, last):
-    sizes = []
-    while first < last:
-        sizes.append(first)
-        first *= 2
-    return [*sizes, last]
-
-
-def fit(buckets, count):
-    return 0 if count == 0 else next(size for size in buckets if size >= count)
-
-
-def ceil_div(tokens, size):
-    return -(-tokens // size)
-
-
-def chunk_plan(rest, buckets, cost):
-    """The cheapest way to compute `rest` prompt tokens: full buckets, largest first, then whatever is left.
-
-    Among equal costs the fewest calls, then the lexicographically largest list.
-    """
-
-    @cache
-    def best(rest, largest):
-        plans = [(cost[fit(buckets, rest)], 1, (-rest,))] if rest <= buckets[-1] else []
-        for size in buckets:
-            if size <= largest and size < rest:
-                later, calls, chunks = best(rest - size, size)
-                plans.append((cost[size] + later, calls + 1, (-size, *chunks)))
-        return min(plans) if plans else (float("inf"), 0, ())
-
-    return [-chunk for chunk in best(rest, buckets[-1])[2]]
-
-
-@dataclass(eq=False)
-class OracleRequest:
-    id: str
-    prompt: object  # a length, or token ids
-    max_tokens: int
-    priority: int = 0
-    stop_token_ids: tuple = ()
-
-
-@dataclass(eq=False)
-class Live:
-    id: str
-    length: int
-    ids: list | None
-    outputs_max: int
-    priority: int
-    order: int
-    stop: frozenset
-    status: str = "waiting"
-    hit: int = 0
-    computed: int = 0
-    outputs: list = field(default_factory=list)
-    blocks: list = field(default_factory=list)
-
-    def rest(self, computed):
-        """Prompt tokens to come; the whole prompt until a first chunk has run, whatever the cache held."""
-        return self.length if computed == self.hit else self.length - computed
-
-
-class Outcome(NamedTuple):
-    id: str
-    token: int | None
-    finish_reason: str | None
-
-
-class Snapshot(NamedTuple):
-    status: str
-    num_computed_tokens: int
-    output_token_ids: list
-    block_ids: list
-
-
-class Explanation(NamedTuple):
-    id: str
-    reason: str
-    needed: int
-    reserved: int
-    usable: int
-
-
-@dataclass(eq=False)
-class OracleStep:
-    kind: str
-    rows: list  # (request, tokens, computed before, padded, blocks), in batch order
-    num_seqs_padded: int
-    finished: list
-    owed: int
-    decode_ready: bool
-
-    @property
-    def num_scheduled_tokens(self):
-        return {r.id: tokens for r, tokens, _, _, _ in self.rows}
-
-    @property
-    def num_computed_tokens(self):
-        return {r.id: computed for r, _, computed, _, _ in self.rows}
-
-    @property
-    def num_scheduled_tokens_padded(self):
-        return {r.id: padded for r, _, _, padded, _ in self.rows}
-
-    @property
-    def finished_ids(self):
-        return [r.id for r in self.finished]
-
-    def block_ids(self, request_id):
-        return next(blocks for r, _, _, _, blocks in self.rows if r.id == request_id)
-
-
-class Pool:
-    """KV blocks 1, 2, ...: the free queue (its front is handed out next), references, cached content."""
-
-    def __init__(self, num_blocks):
-        self.free = list(range(1, num_blocks + 1))
-        self.references = dict.fromkeys(self.free, 0)
-        self.content = {}  # block -> all tokens up to its end, in order of registration
-
-    def take(self):
-        block = self.free.pop(0)
-        self.content.pop(block, None)
-        self.references[block] = 1
-        return block
-
-    def share(self, content):
-        """The block registered first for `content`, with one reference more; None on a miss."""
-        for block, held in self.content.items():
-            if held == content:
-                if self.references[block] == 0:
-                    self.free.remove(block)
-                self.references[block] += 1
-                return block
-        return None
-
-    def release(self, blocks):
-        for block in blocks:
-            self.references[block] -= 1
-        gone = [block for block in reversed(blocks) if self.references[block] == 0]
-        unhashed = [block for block in gone if block not in self.content]
-        self.free = unhashed + self.free + [block for block in gone if block in self.content]
-
+from oracle_parts import (
+    Explanation,
+    Live,
+    OracleStep,
+    Outcome,
+    Pool,
+    Snapshot,
+    ceil_div,
+    chunk_plan,
+    doubling,
+    fit,
+)
 
 OPTIONS = {
     "num_batched_tokens_buckets": None,
@@ -190,7 +54,6 @@ class BucketOracle:
         self.waiting, self.running, self.ended = [], [], []
         self.outstanding = []  # the pending step and the one ahead of it
         self.arrivals = self.run = self.owed = 0
-        self.throttled = False
         self.state = "idle"
 
     num_waiting = property(lambda self: len(self.waiting))
@@ -251,6 +114,29 @@ class BucketOracle:
             self.outstanding = []
         elif len(self.outstanding) == 2:
             raise ValueError("one step ahead at most")
+        computed, emitted, run, owed = self._project()
+        unfinished = [r for r in self.running if computed[r] < r.length]
+        ready = [r for r in self.running if computed[r] >= r.length and emitted[r] < r.outputs_max]
+        prefills = self._pack(unfinished, computed) if unfinished else self._pack_heads()
+        owed = self._owed(run, owed, ready, prefills)
+        carried = [r for step in self.outstanding for r in step.finished]
+        finished = [r for r in self.ended if r not in carried]
+        if prefills and not (ready and (throttle_prefills or owed > 0)):
+            left = "prefill_in_progress" if unfinished else self._next_refusal(prefills)
+            step = OracleStep("prefill", self._prefill(prefills, computed), 0, finished, owed, bool(ready))
+        elif ready:
+            rows = [(r, 1, computed[r], 1, self._grow(r, computed[r] + 1)) for r in ready]
+            step = OracleStep("decode", rows, fit(self.seqs_buckets, len(rows)), finished, owed, True)
+        else:
+            step = OracleStep("idle", [], 0, finished, owed, False)
+        if step.kind != "prefill":
+            left = self._refusal(unfinished) or ("interleave" if owed else "throttled")
+        step.left = (self.waiting[0], left) if self.waiting else None
+        self.outstanding.append(step)
+        return step
+
+    def _project(self):
+        """Computed and emitted tokens and the interleave counters once the outstanding steps have run."""
         computed, emitted = {r: r.computed for r in self.running}, {r: len(r.outputs) for r in self.running}
         run, owed = self.run, self.owed
         for step in self.outstanding:
@@ -259,22 +145,7 @@ class BucketOracle:
                     computed[r] += tokens
                     emitted[r] += computed[r] >= r.length
             run, owed = self._after(step, run)
-        unfinished = [r for r in self.running if computed[r] < r.length]
-        ready = [r for r in self.running if computed[r] >= r.length and emitted[r] < r.outputs_max]
-        prefills = self._pack(unfinished, computed) if unfinished else self._pack_heads()
-        owed = self._owed(run, owed, ready, prefills)
-        carried = [r for step in self.outstanding for r in step.finished]
-        finished = [r for r in self.ended if r not in carried]
-        self.throttled = throttle_prefills
-        if prefills and not (ready and (throttle_prefills or owed > 0)):
-            step = OracleStep("prefill", self._prefill(prefills, computed), 0, finished, owed, bool(ready))
-        elif ready:
-            rows = [(r, 1, computed[r], 1, self._grow(r, computed[r] + 1)) for r in ready]
-            step = OracleStep("decode", rows, fit(self.seqs_buckets, len(rows)), finished, owed, True)
-        else:
-            step = OracleStep("idle", [], 0, finished, owed, False)
-        self.outstanding.append(step)
-        return step
+        return computed, emitted, run, owed
 
     def _owed(self, run, owed, ready, prefills):
         if not ready or not prefills:
@@ -321,6 +192,22 @@ class BucketOracle:
             admissible.append(r)
         return self._pack(admissible, {})
 
+    def _refusal(self, unfinished):
+        """Why the head may not start, in the order in which the reasons are tested."""
+        if len(self.running) >= self.max_num_seqs:
+            return "slots"
+        if unfinished:
+            return "prefill_in_progress"
+        head = self.waiting[:1]
+        return "kv" if head and self.reserved_blocks + self._need(head[0]) > self.num_blocks else None
+
+    def _next_refusal(self, chosen):
+        """Why the head behind the `chosen` ones does not start with them."""
+        if len(self.running) + len(chosen) >= self.max_num_seqs:
+            return "slots"
+        behind = self.waiting[: len(chosen) + 1]
+        return "prefill_batch_full" if self._pack(behind, {}) == chosen else "kv"
+
     def _prefill(self, chosen, computed):
         for r in chosen:
             if r in self.waiting:
@@ -358,7 +245,7 @@ class BucketOracle:
         """Gives `r` the blocks for its first `tokens` tokens and the lookahead behind them."""
         while len(r.blocks) < ceil_div(min(tokens + self.options.lookahead, self.max_model_len), self.block_size):
             r.blocks.append(self.pool.take())
-        return list(r.blocks)
+        return r.blocks[: ceil_div(min(tokens + self.options.lookahead, self.max_model_len), self.block_size)]
 
     # Completion
 
@@ -405,24 +292,23 @@ class BucketOracle:
                 self.pool.content.setdefault(r.blocks[i], tuple(known[: (i + 1) * self.block_size]))
 
     def explain(self):
+        """Why the head waits: what the step that is planned left it waiting for, or what the next one will."""
         if not self.waiting:
             return None
         head = self.waiting[0]
-        needed, reserved = self._need(head), self.reserved_blocks
-        ready = [r for r in self.running if r.computed >= r.length]
-        if len(self.running) >= self.max_num_seqs:
-            reason = "slots"
-        elif len(ready) < len(self.running):
-            reason = "prefill_in_progress"
-        elif reserved + needed > self.num_blocks:
-            reason = "kv"
-        elif self._owed(self.run, self.owed, ready, [head]):
-            reason = "interleave"
-        elif self.throttled and ready:
-            reason = "throttled"
-        else:
-            reason = "step_running" if self.outstanding else "ready"
-        return Explanation(head.id, reason, needed, reserved, self.num_blocks)
+        computed, _, run, owed = self._project()
+        unfinished = [r for r in self.running if computed[r] < r.length]
+        reason = self._refusal(unfinished)
+        last = self.outstanding[-1].left if self.outstanding else None
+        left = last[1] if last and last[0] is head else None
+        if reason in (None, "kv") and left in ("prefill_in_progress", "prefill_batch_full"):
+            reason = left
+        if reason is None and left in ("interleave", "throttled"):
+            reason = left
+        if reason is None and not self.outstanding:
+            ready = [r for r in self.running if r.computed >= r.length]
+            reason = "interleave" if self._owed(run, owed, ready, [head]) else "ready"
+        return Explanation(head.id, reason or "step_running", self._need(head), self.reserved_blocks, self.num_blocks)
 
     def check(self):
         """The conservation laws."""

@@ -1,11 +1,10 @@
 """The exclusive scheduler through its public interface, case by case. Every case also runs on the oracle."""
 
-from types import SimpleNamespace
-
 import pytest
-from oracle_bucket import BucketOracle, OracleRequest
+<<<<<<< HEAD
 
 import neuron_sched
+from oracle_bucket import BucketOracle, OracleRequest
 
 
 def native(**config):
@@ -56,6 +55,11 @@ def steps_until_done(s, arrivals=None, limit=200):
 
 def counts(outcomes):
     return [(o.id, o.token, o.finish_reason) for o in outcomes]
+=======
+from bucket_setup import add, advance, both, counts, make, steps_until_done
+
+pytestmark = both
+>>>>>>> oracle
 
 
 # Cases

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from neuron_sched.simulate import ConstantCost, replay
 
 from neuron_sched import NeuronConfig, __version__, cli
 from neuron_sched.cli import main
 from neuron_sched.options import OPTIONS
+from neuron_sched.simulate import ConstantCost, replay
 from neuron_sched.trace import read_trace, synthetic
 
 TRACES = Path(__file__).parents[2] / "shared" / "traces"

@@ -5,7 +5,6 @@ import doctest
 import importlib
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -28,13 +27,20 @@ def blocks(page: Path, *languages: str) -> list[tuple[int, str]]:
     return [(line, match[2]) for line, match in found if match[1] in languages]
 
 
-def commands(page: Path) -> list[str]:
-    lines = "\n".join(text for _, text in blocks(page, "console", "sh", "bash")).replace("\\\n", " ").splitlines()
-    return [line.removeprefix("$ ") for line in lines if re.match(r"(\$ )?(neuron-sched|make)\b", line)]
-
-
-def all_commands(program: str) -> list[str]:
-    return [command for page in PAGES for command in commands(page) if shlex.split(command)[0] == program]
+def commands(page: Path, program: str) -> list[tuple[str, str]]:
+    """Each call of the program on the page, and the output that is shown below it, if any."""
+    found: list[tuple[str, str]] = []
+    for _, text in blocks(page, "console", "sh", "bash"):
+        shown = False
+        for line in text.replace("\\\n", " ").splitlines(keepends=True):
+            if line.startswith("$ ") or not text.startswith("$ "):
+                command = line.removeprefix("$ ").strip()
+                shown = re.match(rf"{program}\b", command) is not None
+                if shown:
+                    found.append((command, ""))
+            elif shown:
+                found[-1] = (found[-1][0], found[-1][1] + line)
+    return found
 
 
 def run_doctest(text: str, names: dict, file: Path, line: int) -> int:
@@ -60,30 +66,43 @@ def test_python_blocks(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
             exec(compile("\n" * line + text, page, "exec"), names)
 
 
+def names_within(path: Path) -> dict:
+    """What an example in the file may use: the public names of the package, and all of its own module."""
+    module = ".".join(path.relative_to(ROOT / "python").with_suffix("").parts).removesuffix(".__init__")
+    own = {} if path.stem == "__main__" else vars(importlib.import_module(module))
+    return {**vars(neuron_sched), **own}
+
+
 def test_docstring_examples():
     count = 0
     for path in SOURCES:
         if path.suffix not in {".py", ".pyi"}:
             continue
-        module = ".".join(path.relative_to(ROOT / "python").with_suffix("").parts).removesuffix(".__init__")
-        names = {**vars(neuron_sched), **vars(importlib.import_module(module))}
+        names = names_within(path)
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (doc := ast.get_docstring(node)):
                 count += run_doctest(doc, names.copy(), path, node.body[0].lineno - 1)
     assert count, "no examples were found"
 
 
-@pytest.mark.parametrize("command", all_commands("neuron-sched"))
-def test_commands_run(command: str, tmp_path: Path):
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-euc", command], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page, "neuron-sched")], ids=lambda page: page.name)
+def test_commands_run(page: Path, tmp_path: Path):
+    """The commands of a page are one session: a later one may read what an earlier one wrote."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    environment.pop("COLUMNS", None)
+    for command, shown in commands(page, "neuron-sched"):
+        done = subprocess.run(["bash", "-euc", command], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        if shown:
+            # "..." stands for anything, over several lines too.
+            assert doctest.OutputChecker().check_output(shown, done.stdout, doctest.ELLIPSIS), (
+                f"{command}\n{done.stdout}"
+            )
 
 
 def test_make_commands_are_targets():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    used = {word for command in all_commands("make") for word in command.split()[1:] if re.fullmatch("[a-z-]+", word)}
+    calls = [command for page in PAGES for command, _ in commands(page, "make")]
+    used = {word for command in calls for word in command.split()[1:] if re.fullmatch("[a-z-]+", word)}
     assert used, "no page names a make command"
     assert used <= targets

@@ -3,7 +3,8 @@
 from itertools import combinations_with_replacement
 
 import pytest
-from oracle_bucket import BucketOracle, OracleRequest, Pool, chunk_plan, doubling, fit
+from oracle_bucket import BucketOracle
+from oracle_parts import OracleRequest, Pool, chunk_plan, doubling, fit
 
 DEFAULT_BUCKETS = (128, 256, 512, 1024, 2048, 4096, 8192)
 

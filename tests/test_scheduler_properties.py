@@ -2,9 +2,9 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import MixedOracle, MixedReq
 
 from neuron_sched import Req, Scheduler
+from oracle import MixedOracle, MixedReq
 
 
 def sizes(draw, kv_tokens):
@@ -37,6 +37,14 @@ def histories(draw):
     return config, operations
 
 
+def answer(call, arguments):
+    """What the call returns, or ValueError where it raises that."""
+    try:
+        return call(*arguments)
+    except ValueError:
+        return ValueError
+
+
 class Pair:
     """Both schedulers under one set of calls; every answer is compared."""
 
@@ -48,12 +56,7 @@ class Pair:
 
     def both(self, call, ours, oracle):
         """The answers to a call of either side, or the ValueErrors of both."""
-        answers = []
-        for scheduler, argument in ((self.ours, ours), (self.oracle, oracle)):
-            try:
-                answers.append(getattr(scheduler, call)(*argument))
-            except ValueError:
-                answers.append(ValueError)
+        answers = answer(getattr(self.ours, call), ours), answer(getattr(self.oracle, call), oracle)
         assert (answers[0] is ValueError) == (answers[1] is ValueError)
         return answers
 

@@ -7,7 +7,6 @@ replay ended but requests were refused.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any, TypeVar
 from neuron_sched import NeuronConfig, __version__
 from neuron_sched.atomic import write_atomically
 from neuron_sched.options import add_options, config_of
-from neuron_sched.simulate import cost_of, replay
+from neuron_sched.simulate import cost_of, profiles, replay
 from neuron_sched.trace import TraceRequest, encode_trace, read_trace, synthetic
 
 EXIT_USAGE = 2
@@ -94,7 +93,8 @@ def _add_replay(commands: Any) -> None:
         "--cost",
         default=DEFAULT_COST,
         metavar="COST",
-        help=f"step times: prefill_ms=N,decode_ms=N, or the name or .toml file of a profile (default: {DEFAULT_COST})",
+        help="step times: prefill_ms=N,decode_ms=N, or a profile, one of "
+        f"{', '.join(profiles())} or a .toml file (default: {DEFAULT_COST})",
     )
     output = command.add_argument_group("output")
     output.add_argument(
@@ -127,14 +127,13 @@ def _replay(arguments: argparse.Namespace) -> int:
         from neuron_sched.report import progress_bar, write_tables
     with progress_bar(len(workload)) if tables else nullcontext() as progress:
         result = replay(workload, config=config, cost=cost, scheduler=arguments.scheduler, progress=progress)
-    summary = result.summary
     if trace_bytes is not None:
         _write(arguments.write_trace, trace_bytes)
     if arguments.json is not None:
-        _write(arguments.json, (json.dumps(summary, indent=2, allow_nan=False) + "\n").encode())
+        _write(arguments.json, result.to_json().encode())
     if tables:
-        write_tables(summary, title=_title(arguments, len(workload)), setting=_setting(arguments, config))
-    return _status(summary)
+        write_tables(result.summary, title=_title(arguments, len(workload)), setting=_setting(arguments, config))
+    return _status(result.summary)
 
 
 def _collect(faults: list[str], make: Callable[[], T]) -> T | None:

@@ -32,8 +32,6 @@ REASONS = {
     "prefill_in_progress": "another prompt was mid-prefill",
     "prefill_batch_full": "the prefill step was full",
     "interleave": "decode steps were owed",
-    "throttled": "prefills were held back from outside",
-    "step_running": "it came while a step ran",
 }
 """What the reasons of a wait mean."""
 
@@ -141,7 +139,7 @@ def _waits(summary: Summary) -> Table | None:
     table = _table()
     table.add_column("the head waited for", min_width=20)
     table.add_column("time", justify="right", min_width=9)
-    table.add_column("of all", justify="right", min_width=8)
+    table.add_column("of the run", justify="right", min_width=8)
     table.add_column("")
     for reason, ms in sorted(waits.items(), key=lambda wait: -wait[1]):
         gloss = Text(REASONS.get(reason, ""), style="dim")

@@ -7,11 +7,13 @@ use std::hint::black_box;
 
 use neuron_sched_core::bucket::Buckets;
 use neuron_sched_core::config::{Config, RawConfig};
+use neuron_sched_core::cost::Cost;
 use neuron_sched_core::exclusive::{ExclusiveScheduler, NewRequest, Options, Tokens};
 use neuron_sched_core::mixed::{MixedScheduler, NewMixed};
 use neuron_sched_core::phase::Kind;
 use neuron_sched_core::queue::{Policy, Queue};
 use neuron_sched_core::request::{Prompt, Row, Rows};
+use neuron_sched_core::sim::{self, Arrival, Scheduler, replay};
 
 /// Requests that wait in the queue cases.
 const WAITING: usize = 10_000;
@@ -38,6 +40,8 @@ fn main() {
         "exclusive_drain" => exclusive_drain(),
         "mixed_decode" => mixed_decode(),
         "mixed_drain" => mixed_drain(),
+        "replay_exclusive" => replay_workload(Scheduler::Bucket),
+        "replay_mixed" => replay_workload(Scheduler::Mixed),
         _ => panic!("no case is called {case}"),
     }
 }
@@ -61,17 +65,21 @@ fn queue(policy: Policy) {
     assert_eq!(popped, WAITING);
 }
 
-fn exclusive() -> ExclusiveScheduler {
+fn config(max_num_seqs: u32) -> Config {
     let raw = RawConfig {
-        max_num_seqs: Some(i64::from(RUNNING)),
+        max_num_seqs: Some(i64::from(max_num_seqs)),
         max_num_batched_tokens: Some(8192),
         max_model_len: Some(4096),
         block_size: Some(32),
         num_blocks: Some(1 << 17),
-        max_prefills_per_batch: Some(i64::from(RUNNING)),
+        max_prefills_per_batch: Some(i64::from(max_num_seqs)),
         ..RawConfig::default()
     };
-    ExclusiveScheduler::new(&Config::resolve(&raw).expect("a good configuration"))
+    Config::resolve(&raw).expect("a good configuration")
+}
+
+fn exclusive() -> ExclusiveScheduler {
+    ExclusiveScheduler::new(&config(RUNNING))
 }
 
 fn exclusive_step(scheduler: &mut ExclusiveScheduler) -> Kind {
@@ -143,4 +151,21 @@ fn mixed_drain() {
         while mixed_step(&mut scheduler) > 0 {}
     });
     assert_eq!(scheduler.num_waiting(), 0);
+}
+
+/// Three requests arrive together every 600 ms, each with 100 to 2,000 outputs.
+fn replay_workload(scheduler: Scheduler) {
+    let arrival = |i: u32| Arrival {
+        at: u64::from(i / 3) * 600_000_000,
+        prompt: Prompt::Length(1 + i * 37 % 1500),
+        outputs: 100 + i * 61 % 1900,
+        priority: 0,
+    };
+    let workload: Vec<Arrival> = (0..2_000).map(arrival).collect();
+    let cost = Cost::constant(100_000_000, 25_000_000);
+    let options = sim::Options::default();
+    let observer = &mut |_| std::ops::ControlFlow::Continue(());
+    let report = measured(|| replay(&workload, scheduler, &config(96), &cost, options, observer));
+    let report = report.expect("a good workload").expect("nobody breaks off");
+    assert_eq!(report.summary.rejected, 0);
 }

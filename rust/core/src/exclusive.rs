@@ -31,7 +31,7 @@ use crate::step::Step;
 pub use complete::{Completion, Finish, Outcome, Tokens};
 pub use plan::Options;
 
-use lane::Lane;
+use lane::{Lane, Lanes};
 
 /// A request to add.
 #[derive(Clone, Debug)]
@@ -145,6 +145,8 @@ struct Pending {
     left: Option<(Row, Wait)>,
     /// Decode steps certain to be equal, this one included.
     horizon: u32,
+    /// Whether it decodes all of the first running requests, without a gap.
+    front: bool,
 }
 
 /// The scheduler.
@@ -161,7 +163,7 @@ pub struct ExclusiveScheduler {
     queue: Queue,
     requests: Rows<Request>,
     /// Running requests in order of admission.
-    lanes: Vec<Lane>,
+    lanes: Lanes,
     /// Planned steps, the one that is due first; at most two.
     pending: VecDeque<Pending>,
     /// Ended requests whose end no completed step has carried, in order.
@@ -195,7 +197,7 @@ impl ExclusiveScheduler {
             kv: KvCache::new(config.num_blocks, config.block_size, config.prefix_caching),
             queue: Queue::new(config.policy),
             requests: Rows::default(),
-            lanes: Vec::new(),
+            lanes: Lanes::default(),
             pending: VecDeque::with_capacity(2),
             ended: Vec::new(),
             delivered: Vec::new(),
@@ -295,7 +297,7 @@ impl ExclusiveScheduler {
         let request = self.requests.get(row)?;
         let run = request.run.as_deref();
         let (computed, prompt) = match self.lane_of(row) {
-            Some(at) => (self.lanes[at].computed, self.lanes[at].prompt),
+            Some(at) => (self.lanes.get(at).computed, self.lanes.get(at).prompt),
             None => (run.map_or(0, |run| run.computed), Lane::length(&request.prompt)),
         };
         let status = match request.place {
@@ -363,20 +365,20 @@ impl ExclusiveScheduler {
     }
 
     fn lane_of(&self, row: Row) -> Option<usize> {
-        self.lanes.iter().position(|lane| lane.row == row)
+        self.lanes.rows().iter().position(|&other| other == row)
     }
 
     /// Whether a prompt is part done once the planned steps have run. Prompts that are part done are the
     /// newest of the running requests: nobody starts beside them.
     fn prefill_in_progress(&self) -> bool {
-        self.lanes.last().is_some_and(Lane::prefilling)
+        self.lanes.last().is_some_and(|lane| lane.prefilling())
     }
 
     /// The choice of `phase` once the planned steps have run.
     fn decide(&self, phase: &Phase, throttle_prefills: bool) -> Decision {
         let prefill_wanted =
             self.prefill_in_progress() || self.refused_head().is_some_and(|(_, refused)| refused.is_none());
-        let decode_ready = self.lanes.iter().any(Lane::ready);
+        let decode_ready = self.lanes.iter().any(|lane| lane.ready());
         phase.decide(crate::phase::Inputs { prefill_wanted, decode_ready, throttle_prefills })
     }
 
@@ -406,6 +408,7 @@ impl ExclusiveScheduler {
         for pending in &mut self.pending {
             if pending.step.rows.contains(&lane.row) {
                 pending.dropped.push(lane.row);
+                pending.front = false;
             }
         }
     }

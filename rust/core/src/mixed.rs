@@ -128,12 +128,22 @@ impl MixedScheduler {
         self.plan.clear();
         self.places.clear();
         self.spare = self.token_budget;
-        for decodes in [true, false] {
+        for place in 0..self.running.len() {
+            if self.spare == 0 {
+                break;
+            }
+            if self.running[place].prompt_left == 0 {
+                self.plan_at(place);
+            }
+        }
+        let decodes = self.plan.len();
+        let everybody_decodes = decodes == self.running.len();
+        if !everybody_decodes {
             for place in 0..self.running.len() {
                 if self.spare == 0 {
                     break;
                 }
-                if (self.running[place].prompt_left == 0) == decodes {
+                if self.running[place].prompt_left > 0 {
                     self.plan_at(place);
                 }
             }
@@ -142,8 +152,7 @@ impl MixedScheduler {
             self.admit_head();
             self.plan_at(self.running.len() - 1);
         }
-        let decodes = self.running.iter().all(|running| running.prompt_left == 0);
-        if decodes && self.plan.len() == self.running.len() {
+        if everybody_decodes && self.running[decodes..].iter().all(|admitted| admitted.prompt_left == 0) {
             self.start_run();
         }
     }

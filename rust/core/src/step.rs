@@ -112,23 +112,23 @@ impl Step {
 pub fn check<N: std::fmt::Display>(
     kind: Kind,
     padded: u32,
-    rows: impl Iterator<Item = (bool, i64)>,
+    rows: impl Iterator<Item = (bool, i64)> + Clone,
     name: impl Fn(usize) -> N,
 ) -> Result<(), Error> {
-    let mut total = 0;
-    for (at, (prefill, count)) in rows.enumerate() {
-        let right = match kind {
-            Kind::Prefill => prefill && count >= 1,
-            Kind::Decode => !prefill && count == 1,
-            Kind::Idle => false,
-        };
-        if !right {
-            let row = if prefill { "prefill" } else { "decode" };
-            let what = format!("a {} step holds {row} {} with {count} tokens", kind.name(), name(at));
-            return Err(Error::Violation(what));
-        }
-        total += count;
+    let wrong = |(prefill, count): (bool, i64)| match kind {
+        Kind::Prefill => !prefill || count < 1,
+        Kind::Decode => prefill || count != 1,
+        Kind::Idle => true,
+    };
+    // Counted first, which runs over several rows at a time; searched for only when there is one.
+    if rows.clone().map(|row| u32::from(wrong(row))).sum::<u32>() > 0 {
+        let found = rows.clone().enumerate().find(|&(_, row)| wrong(row));
+        let (at, (prefill, count)) = found.expect("one was counted");
+        let row = if prefill { "prefill" } else { "decode" };
+        let what = format!("a {} step holds {row} {} with {count} tokens", kind.name(), name(at));
+        return Err(Error::Violation(what));
     }
+    let total: i64 = rows.map(|(_, count)| count).sum();
     if total > i64::from(padded) {
         let what = format!("a {} step of {total} tokens, {} first, is padded to {padded}", kind.name(), name(0));
         return Err(Error::Violation(what));

@@ -14,8 +14,8 @@ pub(crate) fn shown(value: &Bound<'_, PyAny>) -> String {
     printed.unwrap_or_else(|_| value.get_type().name().map_or_else(|_| "?".to_owned(), |name| format!("<{name}>")))
 }
 
-/// Reads `field`, which is an int or what counts as one (`numpy.int64`), but no bool; the core knows its
-/// range. TypeError for anything else, ValueError for an int that no field takes.
+/// Reads `field`, which is an int or what counts as one (`numpy.int64`), but no bool. The core knows its
+/// range: refused here is only what 64 bits do not hold.
 pub(crate) fn count(field: &'static str, value: &Bound<'_, PyAny>, least: u64) -> PyResult<u64> {
     let fault = |expected: String| Fault::new(field, shown(value), expected);
     let not_whole = || PyTypeError::new_err(fault("a whole number".to_owned()).to_string());

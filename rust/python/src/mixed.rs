@@ -22,7 +22,7 @@ use crate::error::to_py;
 use crate::guard::Guarded;
 use req::Core;
 use requests::Queue;
-use roster::{Entry, Lists, Roster, Seat};
+use roster::{Draft, Lists, Missing, Roster, Seat};
 
 #[pyclass(frozen, weakref, module = "neuron_sched")]
 pub(crate) struct Scheduler {
@@ -38,7 +38,7 @@ pub(crate) struct Scheduler {
 enum Drafted {
     /// The plan of last time.
     Same(Py<PyList>),
-    New(u64, Vec<Entry>),
+    New(Draft),
 }
 
 /// What `complete` found.
@@ -90,33 +90,29 @@ impl Scheduler {
             return Err(PyValueError::new_err(format!("req: {}: expected a Req that is not already live", shown(req))));
         };
         let added = self.claim_rid(req).and_then(|()| {
-            let added = self.roster.with(|roster| {
-                self.core.with(|core| {
-                    let row = core.add(request)?;
-                    req.get().enter(&self.core, row);
-                    roster.seat(row, req.clone().unbind());
-                    Ok(())
-                })
+            let added = self.with_both(|roster, core| {
+                let row = core.add(request)?;
+                req.get().enter(&self.core, row);
+                roster.seat(row, req.clone().unbind());
+                Ok(())
             });
-            added.flatten().and_then(|added| added.map_err(|error| to_py(&error))).inspect_err(|_| self.free_rid(req))
+            added.and_then(|added| added.map_err(|error| to_py(&error))).inspect_err(|_| self.free_rid(req))
         });
         added.inspect_err(|_| req.get().stay_out())
     }
 
     fn schedule<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let drafted = self.roster.with(|roster| {
-            self.core.with(|core| {
-                core.schedule();
-                let revision = core.revision();
-                match roster.lists(revision) {
-                    Some(lists) => Drafted::Same(lists.plan.clone_ref(py)),
-                    None => Drafted::New(revision, roster.entries(py, core.plan().unwrap_or_default())),
-                }
-            })
+        let drafted = self.with_both(|roster, core| {
+            core.schedule();
+            let revision = core.revision();
+            match roster.lists(revision) {
+                Some(lists) => Drafted::Same(lists.plan.clone_ref(py)),
+                None => Drafted::New(roster.draft(py, revision, core.plan().unwrap_or_default())),
+            }
         });
-        let plan = match drafted.flatten()? {
+        let plan = match drafted? {
             Drafted::Same(plan) => plan.into_bound(py),
-            Drafted::New(revision, entries) => self.write_plan(py, revision, entries)?,
+            Drafted::New(draft) => self.write_plan(py, draft)?,
         };
         Ok(copied(&plan))
     }
@@ -126,17 +122,16 @@ impl Scheduler {
         let Ok(plan) = plan.cast::<PyList>() else {
             return Err(PyTypeError::new_err(format!("plan: {}: expected a list", shown(plan))));
         };
-        let due = self.roster.with(|roster| {
-            let revision = self.core.with(|core| core.plan().is_some().then(|| core.revision()))?;
-            let lists = revision.and_then(|revision| roster.lists(revision));
-            Ok(lists.map(|lists| (lists.revision, lists.plan.clone_ref(py))))
+        let due = self.with_both(|roster, core| {
+            let lists = core.plan().and_then(|_| roster.lists(core.revision()))?;
+            Some((lists.revision, lists.plan.clone_ref(py)))
         });
-        let Some((revision, expected)) = due.flatten()? else { return Err(to_py(&not_due())) };
+        let Some((revision, expected)) = due? else { return Err(to_py(&not_due())) };
         if !plan.eq(expected)? {
             return Err(to_py(&not_due()));
         }
-        let completed = self.roster.with(|roster| self.core.with(|core| self.apply(py, roster, core, revision)));
-        match completed.flatten()?.map_err(|error| to_py(&error))? {
+        let completed = self.with_both(|roster, core| apply(py, roster, core, revision));
+        match completed?.map_err(|error| to_py(&error))? {
             Completed::Same(rids) => Ok(copied(rids.bind(py))),
             Completed::New(emission) => self.write_rids(py, revision, emission),
         }
@@ -146,15 +141,12 @@ impl Scheduler {
         let py = rid.py();
         let Some(req) = self.live.bind(py).get_item(rid)? else { return Ok(false) };
         let req = req.cast::<Req>()?;
-        let ended = self.roster.with(|roster| {
-            self.core.with(|core| {
-                let row = req.get().row(&self.core)?;
-                req.get().leave(core.cancel(row)?);
-                let outdated = if core.plan().is_none() && !core.is_steady() { roster.take_lists() } else { None };
-                Some((roster.unseat(row), outdated))
-            })
-        });
-        let ended = ended.flatten()?;
+        let ended = self.with_both(|roster, core| {
+            let row = req.get().row(&self.core)?;
+            req.get().leave(core.cancel(row)?);
+            let outdated = if core.plan().is_none() && !core.is_steady() { roster.take_lists() } else { None };
+            Some((roster.unseat(row), outdated))
+        })?;
         if ended.is_some() {
             self.free_rid(req);
         }
@@ -195,8 +187,39 @@ fn copied<'py>(list: &Bound<'py, PyList>) -> Bound<'py, PyList> {
     list.get_slice(0, list.len())
 }
 
+/// Completes the plan of that revision and notes in the requests what has ended.
+fn apply(py: Python<'_>, roster: &mut Roster, core: &mut MixedScheduler, revision: u64) -> Result<Completed, Error> {
+    if core.revision() != revision {
+        return Err(not_due());
+    }
+    let steady = core.is_steady();
+    let emitted = core.complete()?;
+    if steady && let Some(rids) = roster.lists(revision).and_then(|lists| lists.rids.as_ref()) {
+        return Ok(Completed::Same(rids.clone_ref(py)));
+    }
+    let rids = Vec::with_capacity(emitted.len());
+    let mut emission = Emission { rids, ended: Vec::new(), steady, outdated: None };
+    for emitted in emitted {
+        let Some(req) = roster.req(emitted.row) else { continue };
+        emission.rids.push(req.get().rid().clone_ref(py));
+        if emitted.finished {
+            req.get().finish();
+            emission.ended.extend(roster.unseat(emitted.row));
+        }
+    }
+    if !steady {
+        emission.outdated = roster.take_lists();
+    }
+    Ok(Completed::New(emission))
+}
+
 impl Scheduler {
-    /// Notes the rid as live. ValueError when it is already.
+    /// Calls `f` with roster and core, which must not call into Python.
+    fn with_both<R>(&self, f: impl FnOnce(&mut Roster, &mut MixedScheduler) -> R) -> PyResult<R> {
+        self.roster.with(|roster| self.core.with(|core| f(roster, core)))?
+    }
+
+    /// Notes the rid as live; an error when it is already.
     fn claim_rid(&self, req: &Bound<'_, Req>) -> PyResult<()> {
         let live = self.live.bind(req.py());
         let rid = req.get().rid().bind(req.py());
@@ -230,56 +253,28 @@ impl Scheduler {
         }
     }
 
-    fn write_plan<'py>(&self, py: Python<'py>, revision: u64, entries: Vec<Entry>) -> PyResult<Bound<'py, PyList>> {
-        let mut tuples = Vec::with_capacity(entries.len());
+    /// Makes the list of a new plan and keeps it, with the tuples that later plans share.
+    fn write_plan<'py>(&self, py: Python<'py>, draft: Draft) -> PyResult<Bound<'py, PyList>> {
+        let Draft { revision, mut tuples, missing } = draft;
         let mut decodes = Vec::new();
-        for entry in entries {
-            let (tuple, row) = entry.into_tuple(py)?;
-            decodes.extend(row.map(|row| (row, tuple.clone().unbind())));
-            tuples.push(tuple);
+        for Missing { position, row, req, tokens } in missing {
+            let tuple = (req, tokens).into_pyobject(py)?.unbind();
+            if tokens == 1 {
+                decodes.push((row, tuple.clone_ref(py)));
+            }
+            tuples[position] = Some(tuple);
         }
         let plan = PyList::new(py, tuples)?;
         let lists = Lists { revision, plan: plan.clone().unbind(), rids: None };
-        let replaced = self.roster.with(|roster| {
-            let replaced: Vec<_> = decodes.into_iter().map(|(row, decode)| roster.keep_decode(row, decode)).collect();
-            let is_last = self.core.with(|core| core.revision() == revision)?;
-            Ok::<_, PyErr>((replaced, if is_last { roster.keep_lists(lists) } else { Some(lists) }))
+        let replaced = self.with_both(|roster, core| {
+            let decodes: Vec<_> = decodes.into_iter().map(|(row, decode)| roster.keep_decode(row, decode)).collect();
+            (decodes, if core.revision() == revision { roster.keep_lists(lists) } else { Some(lists) })
         });
-        drop(replaced.flatten()?);
+        drop(replaced?);
         Ok(plan)
     }
 
-    /// Completes the plan of that revision and notes in the requests what has ended.
-    fn apply(
-        &self,
-        py: Python<'_>,
-        roster: &mut Roster,
-        core: &mut MixedScheduler,
-        revision: u64,
-    ) -> Result<Completed, Error> {
-        if core.revision() != revision {
-            return Err(not_due());
-        }
-        let steady = core.is_steady();
-        let emitted = core.complete()?;
-        if steady && let Some(rids) = roster.lists(revision).and_then(|lists| lists.rids.as_ref()) {
-            return Ok(Completed::Same(rids.clone_ref(py)));
-        }
-        let mut emission = Emission { rids: Vec::new(), ended: Vec::new(), steady, outdated: None };
-        for emitted in emitted {
-            let Some(req) = roster.req(emitted.row) else { continue };
-            emission.rids.push(req.get().rid().clone_ref(py));
-            if emitted.finished {
-                req.get().finish();
-                emission.ended.extend(roster.unseat(emitted.row));
-            }
-        }
-        if !steady {
-            emission.outdated = roster.take_lists();
-        }
-        Ok(Completed::New(emission))
-    }
-
+    /// Makes the list of rids, and keeps it if it will be wanted again.
     fn write_rids<'py>(&self, py: Python<'py>, revision: u64, emission: Emission) -> PyResult<Bound<'py, PyList>> {
         let Emission { rids, ended, steady, outdated } = emission;
         drop(outdated);
@@ -299,30 +294,26 @@ impl Scheduler {
 
     /// Those in a queue, oldest first.
     fn queued(&self, py: Python<'_>, queue: Queue) -> PyResult<Vec<Py<Req>>> {
-        let reqs = self.roster.with(|roster| {
+        self.with_both(|roster, core| {
             let req = |row: Row| Some(roster.req(row)?.clone_ref(py));
-            self.core.with(|core| match queue {
+            match queue {
                 Queue::Waiting => core.waiting().filter_map(req).collect(),
                 Queue::Running => core.running().filter_map(req).collect(),
-            })
-        });
-        reqs.flatten()
+            }
+        })
     }
 
     /// The one at `index`, counted from the newest if it is negative.
     fn queued_at(&self, py: Python<'_>, queue: Queue, index: isize) -> PyResult<Option<Py<Req>>> {
-        let req = self.roster.with(|roster| {
-            self.core.with(|core| {
-                let len = num_queued(core, queue);
-                let position = if index < 0 { len.checked_add_signed(index)? } else { index.unsigned_abs() };
-                let row = match queue {
-                    Queue::Waiting => core.waiting_at(position),
-                    Queue::Running => core.running_at(position),
-                };
-                Some(roster.req(row?)?.clone_ref(py))
-            })
-        });
-        req.flatten()
+        self.with_both(|roster, core| {
+            let len = num_queued(core, queue);
+            let position = if index < 0 { len.checked_add_signed(index)? } else { index.unsigned_abs() };
+            let row = match queue {
+                Queue::Waiting => core.waiting_at(position),
+                Queue::Running => core.running_at(position),
+            };
+            Some(roster.req(row?)?.clone_ref(py))
+        })
     }
 
     fn num_queued(&self, queue: Queue) -> PyResult<usize> {

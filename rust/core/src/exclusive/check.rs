@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use super::lane::Lane;
 use super::{ExclusiveScheduler, Place};
 use crate::error::Error;
 
@@ -23,7 +22,7 @@ impl ExclusiveScheduler {
             law(matches!(self.request(row).place, Place::Waiting(_)), "who is in the queue waits")?;
         }
         law(waiting == self.queue.len(), "the queue knows its length")?;
-        for lane in &self.lanes {
+        for lane in self.lanes.iter() {
             law(self.request(lane.row).place == Place::Running, "who has a lane runs")?;
         }
         for &row in self.ended.iter().chain(&self.delivered) {
@@ -38,7 +37,7 @@ impl ExclusiveScheduler {
     fn check_blocks(&self, law: &impl Fn(bool, &str) -> Result<(), Error>) -> Result<(), Error> {
         let pool = self.kv.pool();
         let mut owners: BTreeMap<u32, u32> = BTreeMap::new();
-        for lane in &self.lanes {
+        for lane in self.lanes.iter() {
             let run = self.request(lane.row).run.as_deref();
             let blocks = &run.ok_or_else(|| Error::Broken("who runs was started".to_owned()))?.blocks;
             for &block in blocks {
@@ -67,9 +66,9 @@ impl ExclusiveScheduler {
     }
 
     fn check_lanes(&self, law: &impl Fn(bool, &str) -> Result<(), Error>) -> Result<(), Error> {
-        let first = self.lanes.iter().position(Lane::prefilling).unwrap_or(self.lanes.len());
-        law(self.lanes[first..].iter().all(Lane::prefilling), "prompts that are part done are the newest")?;
-        for lane in &self.lanes {
+        let done = self.lanes.iter().take_while(|lane| !lane.prefilling()).count();
+        law(self.lanes.decoding() == done, "prompts that are part done are the newest")?;
+        for lane in self.lanes.iter() {
             law(lane.computed < lane.end.max(lane.prompt) && lane.projected() <= lane.end, "who is done has left")?;
             law(lane.projected() <= lane.capacity, "planned tokens have slots")?;
             let planned: u32 = self

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::lane::Lane;
-use super::plan::take_slots;
+use super::lane::{Lane, Lanes};
 use super::{ExclusiveScheduler, Pending};
 use crate::config::TOKENS_MAX;
 use crate::error::Error;
+use crate::ledger::WorstCase;
 use crate::phase::Kind;
 use crate::request::{Row, Sequence, UNKNOWN_TOKEN};
 use crate::step::Step;
@@ -128,10 +128,10 @@ impl Pending {
 
     /// Positions in the step and among the running requests of the rows that are still there. Both keep
     /// the order of admission.
-    fn live<'a>(&'a self, lanes: &'a [Lane]) -> impl Iterator<Item = (usize, usize)> + 'a {
+    fn live<'a>(&'a self, lanes: &'a Lanes) -> impl Iterator<Item = (usize, usize)> + 'a {
         let mut from = 0;
         (0..self.step.rows.len()).filter(|&at| !self.is_dropped(at)).map(move |at| {
-            let found = lanes[from..].iter().position(|lane| lane.row == self.step.rows[at]);
+            let found = lanes.rows()[from..].iter().position(|&row| row == self.step.rows[at]);
             from += found.expect("a row that did not end has a lane") + 1;
             (at, from - 1)
         })
@@ -190,7 +190,7 @@ impl ExclusiveScheduler {
                 return fault(id.to_string(), &format!("token ids from 0 to {TOKENS_MAX}"));
             }
         }
-        if matches!(tokens, Tokens::LeftOut) && !self.lanes.iter().any(|lane| lane.told) {
+        if matches!(tokens, Tokens::LeftOut) && !self.lanes.any_told() {
             return Ok(());
         }
         for (at, lane) in pending.live(&self.lanes) {
@@ -198,7 +198,7 @@ impl ExclusiveScheduler {
                 Some(id) if !step.emits(at) => {
                     return fault(format!("{id} at position {at}"), "None for a chunk that does not end its prompt");
                 }
-                None if self.lanes[lane].told && step.emits(at) => {
+                None if self.lanes.get(lane).told && step.emits(at) => {
                     return fault(format!("None at position {at}"), "a token id, since the prompt was given as ids");
                 }
                 _ => {}
@@ -210,25 +210,18 @@ impl ExclusiveScheduler {
     /// Plans the pending decode step `more` times again behind itself, block by block in the order in
     /// which single steps would have taken them.
     fn plan_again(&mut self, more: u32) {
-        let ahead = 1 + self.worst_case.lookahead;
-        let block_size = self.worst_case.block_size;
+        let WorstCase { lookahead, block_size, .. } = self.worst_case;
         let mut takes: Vec<(u32, usize)> = Vec::new();
-        for (at, lane) in self.lanes.iter_mut().enumerate().filter(|(_, lane)| lane.planned > 0) {
-            // The further step, from 1, that first asks for more than the blocks hold.
-            let first = (lane.capacity + 2).saturating_sub(lane.projected() + ahead).max(1);
+        for (at, lane) in self.lanes.iter().enumerate().filter(|(_, lane)| lane.planned > 0) {
+            // The further step, from 1, that first needs more slots than the blocks have.
+            let first = (lane.capacity + 1).saturating_sub(lane.projected() + lookahead).max(1);
             takes.extend((first..=more).step_by(block_size as usize).map(|step| (step, at)));
-            if first > more {
-                lane.planned += more;
-            }
+            takes.push((more, at));
         }
         takes.sort_unstable();
-        for &(step, at) in &takes {
-            let short = 1 + step - self.lanes[at].planned;
-            let Self { lanes, requests, kv, worst_case, .. } = &mut *self;
-            take_slots(&mut lanes[at], short, *worst_case, requests, kv);
-        }
-        for &(_, at) in &takes {
-            self.lanes[at].planned = 1 + more;
+        for (step, at) in takes {
+            self.lanes.plan(at, 1 + step - self.lanes.get(at).planned);
+            self.take_slots(at);
         }
     }
 
@@ -266,7 +259,7 @@ impl ExclusiveScheduler {
     fn emit(&mut self, pending: &Pending, given: &[Option<u32>], finishes: &mut Vec<(usize, Finish)>) {
         for (at, lane) in pending.live(&self.lanes) {
             let Some(token) = given[at] else { continue };
-            let lane = &self.lanes[lane];
+            let lane = self.lanes.get(lane);
             let before = Lane::generated(lane.computed, lane.prompt) as usize;
             let request = self.requests.get_mut(lane.row).expect("a running request is alive");
             let outputs = &mut request.run.as_deref_mut().expect("a running request was started").outputs;
@@ -282,26 +275,13 @@ impl ExclusiveScheduler {
     fn advance(&mut self, pending: &Pending, times: u32, record: &mut Completion) {
         let step = &*pending.step;
         let stops = record.finishes.len();
-        let mut at = 0;
-        for lane in &mut self.lanes {
-            while pending.is_dropped(at) {
-                record.silent.push(at);
-                at += 1;
-            }
-            if step.rows.get(at) != Some(&lane.row) {
-                continue;
-            }
-            let count = step.tokens(at) * times;
-            lane.computed += count;
-            lane.planned -= count;
-            if lane.computed == lane.end {
-                record.finishes.push((at, Finish::Length));
-            } else if !step.emits(at) {
-                record.silent.push(at);
-            }
-            at += 1;
+        if !pending.front {
+            self.advance_with_gaps(pending, times, record);
+        } else if self.lanes.advance_front(step.rows.len(), times) {
+            let done =
+                self.lanes.iter().take(step.rows.len()).enumerate().filter(|(_, lane)| lane.computed == lane.end);
+            record.finishes.extend(done.map(|(at, _)| (at, Finish::Length)));
         }
-        record.silent.extend(at..step.rows.len());
         if stops > 0 {
             // Stop wins: the sort is stable, and the stops stand first.
             record.finishes.sort_by_key(|&(at, _)| at);
@@ -309,12 +289,27 @@ impl ExclusiveScheduler {
         }
     }
 
+    fn advance_with_gaps(&mut self, pending: &Pending, times: u32, record: &mut Completion) {
+        let step = &*pending.step;
+        let mut silent = 0;
+        for (at, lane) in pending.live(&self.lanes).collect::<Vec<_>>() {
+            record.silent.extend(silent..at);
+            silent = at + 1;
+            if self.lanes.advance(lane, step.tokens(at) * times) {
+                record.finishes.push((at, Finish::Length));
+            } else if !step.emits(at) {
+                record.silent.push(at);
+            }
+        }
+        record.silent.extend(silent..step.rows.len());
+    }
+
     /// Offers the blocks that the step has filled to requests that start later. Not sooner: what a step
     /// has not written yet must not be read by another.
     fn offer_blocks(&mut self, pending: &Pending) {
         let block_size = self.worst_case.block_size;
         for (at, lane) in pending.live(&self.lanes) {
-            let lane = &self.lanes[lane];
+            let lane = self.lanes.get(lane);
             let full = lane.computed / block_size;
             if full == pending.step.computed(at) / block_size {
                 continue;
@@ -340,15 +335,16 @@ impl ExclusiveScheduler {
         if finishes.is_empty() {
             return;
         }
-        let mut ends = finishes.iter().map(|&(at, finish)| (step.rows[at], finish)).peekable();
-        let mut gone = Vec::with_capacity(finishes.len());
-        self.lanes.retain(|lane| {
-            let end = ends.next_if(|&(row, _)| row == lane.row);
-            gone.extend(end.map(|(_, finish)| (lane.clone(), finish)));
-            end.is_none()
-        });
-        for (lane, finish) in gone {
-            self.leave(&lane, Some(finish));
+        let mut rows = self.lanes.rows().iter();
+        let mut from = 0;
+        let place = |&(at, _): &(usize, Finish)| {
+            from += rows.position(|&row| row == step.rows[at]).expect("a row that ends has a lane") + 1;
+            from - 1
+        };
+        let places: Vec<usize> = finishes.iter().map(place).collect();
+        let gone = self.lanes.remove_all(&places);
+        for (lane, &(_, finish)) in gone.iter().zip(finishes) {
+            self.leave(lane, Some(finish));
             self.ended.push(lane.row);
         }
     }

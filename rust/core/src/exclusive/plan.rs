@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use super::lane::Lane;
-use super::{ExclusiveScheduler, Pending, Place, Request, Run};
+use super::{ExclusiveScheduler, Pending, Place, Run};
 use crate::error::Error;
-use crate::kv_cache::KvCache;
-use crate::ledger::{Candidate, Wait, WorstCase};
+use crate::ledger::{Candidate, Wait};
 use crate::phase::{Decision, Kind};
-use crate::request::{Prompt, Row, Rows};
+use crate::request::{Prompt, Row};
 use crate::step::{Chunk, Step, check};
 
 /// Steps kept for their memory: the last completed one may still be held, and so may one that went void.
@@ -38,12 +37,12 @@ impl ExclusiveScheduler {
         let decision = self.decide(&phase, options.throttle_prefills);
         let mut step = self.fresh_step();
         let planned = Arc::get_mut(&mut step).expect("a fresh step is not shared");
-        let mut horizon = 1;
+        let (mut horizon, mut front) = (1, false);
         let left = match decision.kind {
             Kind::Idle => self.head_left(decision),
             Kind::Prefill => self.plan_prefill(planned)?,
             Kind::Decode => {
-                horizon = self.plan_decode(planned)?;
+                (horizon, front) = self.plan_decode(planned)?;
                 self.head_left(decision)
             }
         };
@@ -53,7 +52,14 @@ impl ExclusiveScheduler {
         let horizon = if certain { horizon } else { 1 };
         self.doubt_horizon();
         let left = self.queue.head().zip(left);
-        self.pending.push_back(Pending { step: Arc::clone(&step), decision, dropped: Vec::new(), left, horizon });
+        self.pending.push_back(Pending {
+            step: Arc::clone(&step),
+            decision,
+            dropped: Vec::new(),
+            left,
+            horizon,
+            front,
+        });
         debug_assert_eq!(self.check(), Ok(()));
         Ok(step)
     }
@@ -67,21 +73,20 @@ impl ExclusiveScheduler {
     /// Fills `step` with prompt tokens; answers why the next head is not among them.
     fn plan_prefill(&mut self, step: &mut Step) -> Result<Option<Wait>, Error> {
         let (first, left) = if self.prefill_in_progress() {
-            let first = self.lanes.iter().rposition(|lane| !lane.prefilling()).map_or(0, |at| at + 1);
-            (first, self.queue.head().map(|_| Wait::PrefillInProgress))
+            (self.lanes.decoding(), self.queue.head().map(|_| Wait::PrefillInProgress))
         } else {
             let first = self.lanes.len();
             (first, self.start_prompts())
         };
         let others = self.lanes.len() + self.queue.len() > 1;
         let mut rests = 0;
-        let fit = |lane: &&Lane| {
+        let fit = |lane: &Lane| {
             rests += u64::from(lane.rest());
             self.chunker.packs(rests, others)
         };
-        let together = self.lanes[first..].iter().take(self.prefills_max as usize).take_while(fit).count();
+        let together = self.lanes.iter().skip(first).take(self.prefills_max as usize).take_while(fit).count();
         for at in first..first + together.max(1) {
-            let lane = &self.lanes[at];
+            let lane = self.lanes.get(at);
             let (rest, uncomputed) = (lane.rest(), lane.prompt - lane.projected());
             let tokens = if together > 1 { uncomputed } else { self.chunker.chunk(rest, others).min(uncomputed) };
             step.rows.push(lane.row);
@@ -90,11 +95,12 @@ impl ExclusiveScheduler {
         }
         step.kind = Kind::Prefill;
         step.padded = self.token_buckets.fit(step.total())?;
-        let lanes = &self.lanes[first..];
+        let lanes = self.lanes.iter().skip(first);
         let rows = step.chunks.iter().zip(lanes).map(|(chunk, lane)| (lane.prefilling(), i64::from(chunk.tokens)));
         check(step.kind, step.padded, rows, |at| step.rows[at].index())?;
-        for (chunk, lane) in step.chunks.iter().zip(&mut self.lanes[first..]) {
-            take_slots(lane, chunk.tokens, self.worst_case, &mut self.requests, &mut self.kv);
+        for (at, chunk) in step.chunks.iter().enumerate() {
+            self.lanes.plan(first + at, chunk.tokens);
+            self.take_slots(first + at);
         }
         Ok(left)
     }
@@ -139,30 +145,48 @@ impl ExclusiveScheduler {
     }
 
     /// Fills `step` with one token of each request that is ready; answers how many steps in a row the
-    /// same requests can decode.
-    fn plan_decode(&mut self, step: &mut Step) -> Result<u32, Error> {
-        let ready = || self.lanes.iter().filter(|lane| lane.ready());
+    /// same requests can decode, and whether they are the first ones without a gap. There is a gap where
+    /// a request emits its last token in the pending step.
+    fn plan_decode(&mut self, step: &mut Step) -> Result<(u32, bool), Error> {
+        let decoding = self.lanes.decoding();
+        let horizon = self.lanes.least_left(decoding);
+        let front = horizon > 0;
         step.kind = Kind::Decode;
-        let count = u32::try_from(ready().count()).expect("at most max_num_seqs");
-        step.padded = self.seqs_buckets.fit(count)?;
-        let rows = ready().map(|lane| (lane.prefilling(), 1));
-        check(step.kind, step.padded, rows, |at| ready().nth(at).map_or(0, |lane| lane.row.index()))?;
-        step.rows.reserve(count as usize);
-        step.computed.reserve(count as usize);
-        let mut horizon = u32::MAX;
-        let Self { lanes, requests, kv, worst_case, .. } = self;
-        for lane in lanes.iter_mut().filter(|lane| lane.ready()) {
-            let projected = lane.projected();
-            step.rows.push(lane.row);
-            step.computed.push(projected);
-            horizon = horizon.min(lane.end - projected);
-            if lane.capacity > projected + worst_case.lookahead {
-                lane.planned += 1;
-            } else {
-                take_slots(lane, 1, *worst_case, requests, kv);
-            }
+        if front {
+            step.rows.extend_from_slice(&self.lanes.rows()[..decoding]);
+            step.computed.extend(self.lanes.projected(decoding));
+        } else {
+            let ready = || self.lanes.iter().filter(Lane::ready);
+            step.rows.extend(ready().map(|lane| lane.row));
+            step.computed.extend(ready().map(|lane| lane.projected()));
         }
-        Ok(horizon)
+        step.padded = self.seqs_buckets.fit(step.total())?;
+        let name = |at: usize| step.rows[at].index();
+        if front {
+            check(step.kind, step.padded, self.lanes.prefilling(decoding).map(|prefill| (prefill, 1)), name)?;
+        } else {
+            let rows = self.lanes.iter().filter(Lane::ready).map(|lane| (lane.prefilling(), 1));
+            check(step.kind, step.padded, rows, name)?;
+        }
+        self.lanes.plan_ready(decoding);
+        let mut from = 0;
+        while let Some(at) = self.lanes.short_of_slots(from, decoding, self.worst_case.lookahead) {
+            self.take_slots(at);
+            from = at + 1;
+        }
+        Ok((horizon, front))
+    }
+
+    /// Allocates the blocks that the planned tokens of the request at `at` need.
+    pub(super) fn take_slots(&mut self, at: usize) {
+        let lane = self.lanes.get(at);
+        let held = lane.capacity / self.worst_case.block_size;
+        let needed = self.worst_case.blocks_for(lane.projected());
+        let Some(more) = needed.checked_sub(held).filter(|&more| more > 0) else { return };
+        let run = self.requests.get_mut(lane.row).and_then(|request| request.run.as_deref_mut());
+        let blocks = &mut run.expect("a running request was started").blocks;
+        blocks.extend((0..more).map(|_| self.kv.allocate()));
+        self.lanes.widen(at, more * self.worst_case.block_size);
     }
 
     fn void_pending(&mut self) {
@@ -172,9 +196,7 @@ impl ExclusiveScheduler {
         for pending in self.pending.drain(..) {
             self.spare.push(pending.step);
         }
-        for lane in &mut self.lanes {
-            lane.planned = 0;
-        }
+        self.lanes.void();
     }
 
     fn forget_delivered(&mut self) {
@@ -197,25 +219,5 @@ impl ExclusiveScheduler {
         let carried: usize = self.pending.iter().map(|pending| pending.step.finished.len()).sum();
         fresh.finished.extend_from_slice(&self.ended[carried..]);
         step
-    }
-}
-
-/// Plans `tokens` more of a running request and allocates the blocks that they need.
-pub(super) fn take_slots(
-    lane: &mut Lane,
-    tokens: u32,
-    worst_case: WorstCase,
-    requests: &mut Rows<Request>,
-    kv: &mut KvCache,
-) {
-    lane.planned += tokens;
-    let capacity = worst_case.blocks_for(lane.projected()) * worst_case.block_size;
-    if lane.capacity < capacity {
-        let run = requests.get_mut(lane.row).and_then(|request| request.run.as_deref_mut());
-        let blocks = &mut run.expect("a running request was started").blocks;
-        while lane.capacity < capacity {
-            blocks.push(kv.allocate());
-            lane.capacity += worst_case.block_size;
-        }
     }
 }

@@ -51,8 +51,9 @@ impl<'py> FromPyObject<'_, 'py> for Given<'py> {
 }
 
 impl Given<'_> {
-    fn count(&self, field: &'static str) -> PyResult<u64> {
-        self.0.as_ref().map_or(Ok(0), |value| count(field, value, 0))
+    /// The count that was given, else 0.
+    fn count(self, field: &'static str) -> PyResult<u64> {
+        self.0.map_or(Ok(0), |value| count(field, &value, 0))
     }
 }
 

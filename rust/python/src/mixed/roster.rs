@@ -34,10 +34,21 @@ pub(super) struct Lists {
     pub(super) rids: Option<Py<PyList>>,
 }
 
-/// An entry of a plan, on its way to become a tuple.
-pub(super) enum Entry {
-    Known(Py<PyTuple>),
-    New { row: Row, req: Py<Req>, tokens: u64 },
+/// A plan on its way to become a list of tuples.
+pub(super) struct Draft {
+    pub(super) revision: u64,
+    /// In order of the plan; `None` where the tuple is still to be made.
+    pub(super) tuples: Vec<Option<Py<PyTuple>>>,
+    pub(super) missing: Vec<Missing>,
+}
+
+/// An entry whose tuple is still to be made.
+pub(super) struct Missing {
+    /// Where it belongs among the tuples.
+    pub(super) position: usize,
+    pub(super) row: Row,
+    pub(super) req: Py<Req>,
+    pub(super) tokens: u64,
 }
 
 impl Roster {
@@ -56,13 +67,18 @@ impl Roster {
         self.seats.get(row.index())?.as_ref().filter(|seat| seat.row == row).map(|seat| &seat.req)
     }
 
-    pub(super) fn entries(&self, py: Python<'_>, plan: &[Planned]) -> Vec<Entry> {
-        let seats = plan.iter().filter_map(|planned| Some((planned, self.seats.get(planned.row.index())?.as_ref()?)));
-        let entries = seats.map(|(planned, seat)| match &seat.decode {
-            Some(decode) if planned.tokens == 1 => Entry::Known(decode.clone_ref(py)),
-            _ => Entry::New { row: planned.row, req: seat.req.clone_ref(py), tokens: planned.tokens },
-        });
-        entries.collect()
+    pub(super) fn draft(&self, py: Python<'_>, revision: u64, plan: &[Planned]) -> Draft {
+        let mut draft = Draft { revision, tuples: Vec::with_capacity(plan.len()), missing: Vec::new() };
+        for &Planned { row, tokens } in plan {
+            let Some(Some(Seat { req, decode, .. })) = self.seats.get(row.index()) else { continue };
+            let known = decode.as_ref().filter(|_| tokens == 1);
+            if known.is_none() {
+                let position = draft.tuples.len();
+                draft.missing.push(Missing { position, row, req: req.clone_ref(py), tokens });
+            }
+            draft.tuples.push(known.map(|tuple| tuple.clone_ref(py)));
+        }
+        draft
     }
 
     /// Keeps `(req, 1)` for the plans to come; gives back what it replaces.
@@ -107,18 +123,5 @@ impl Roster {
 impl Seat {
     pub(super) fn into_req(self) -> Py<Req> {
         self.req
-    }
-}
-
-impl Entry {
-    /// The tuple `(req, tokens)`; the row too when the tuple is worth keeping.
-    pub(super) fn into_tuple(self, py: Python<'_>) -> PyResult<(Bound<'_, PyTuple>, Option<Row>)> {
-        match self {
-            Self::Known(tuple) => Ok((tuple.into_bound(py), None)),
-            Self::New { row, req, tokens } => {
-                let tuple = (req, tokens).into_pyobject(py)?;
-                Ok((tuple, (tokens == 1).then_some(row)))
-            }
-        }
     }
 }

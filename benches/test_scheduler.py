@@ -1,0 +1,100 @@
+"""`Scheduler` against the pure-Python oracle, and what its cost depends on."""
+
+import pytest
+
+from neuron_sched import Req, Scheduler
+from oracle import MixedOracle, MixedReq
+
+SIDES = {"oracle": (MixedOracle, MixedReq), "ours": (Scheduler, Req)}
+ENDLESS = 10**9
+
+
+def decoding(side, count, *, token_budget=2048, waiting=0):
+    """A scheduler in which `count` requests decode without end, and others wait for a slot."""
+    make_scheduler, make_req = SIDES[side]
+    scheduler = make_scheduler(token_budget, count, 10**6 * ENDLESS)
+    for rid in range(count + waiting):
+        scheduler.add(make_req(rid, 1, ENDLESS))
+    scheduler.complete(scheduler.schedule())
+    assert (len(scheduler.running), len(scheduler.waiting)) == (count, waiting)
+    return scheduler
+
+
+def step(scheduler):
+    plan = scheduler.schedule()
+    return [(req.rid, tokens) for req, tokens in plan], scheduler.complete(plan)
+
+
+def stepper(scheduler):
+    def call():
+        scheduler.complete(scheduler.schedule())
+
+    return call
+
+
+def test_steady_decode_of_1024(ratio):
+    oracle, ours = decoding("oracle", 1024), decoding("ours", 1024)
+    for _ in range(3):
+        assert step(ours) == step(oracle)
+    ratio(stepper(oracle), stepper(ours), at_least=20)
+
+
+def test_1023_decodes_beside_a_prompt_without_end(ratio):
+    """Every step differs from the one before: the plan is worked out anew each time."""
+    pair = []
+    for side, (_, make_req) in SIDES.items():
+        scheduler = decoding(side, 1024)
+        scheduler.cancel(0)
+        scheduler.add(make_req("prompt", 10**12, 1))
+        pair.append(scheduler)
+    oracle, ours = pair
+    for _ in range(3):
+        assert step(ours) == step(oracle)
+    ratio(stepper(oracle), stepper(ours), at_least=5)
+
+
+def turnover(side):
+    """Two outputs each and 256 slots: half of the requests end in each step, and others take their places."""
+    make_scheduler, make_req = SIDES[side]
+    scheduler = make_scheduler(2048, 256, 10**9)
+
+    def call():
+        for rid in range(1024):
+            scheduler.add(make_req(rid, 4, 2))
+        plan = scheduler.schedule()
+        steps = []
+        while plan:
+            steps.append(scheduler.complete(plan))
+            plan = scheduler.schedule()
+        scheduler.complete(plan)
+        return steps
+
+    return call
+
+
+def test_requests_that_come_and_go(ratio):
+    oracle, ours = turnover("oracle"), turnover("ours")
+    assert ours() == oracle()
+    ratio(oracle, ours)
+
+
+@pytest.mark.parametrize("running", [256, 1024])
+def test_x03_cost_does_not_depend_on_the_number_waiting(ratio, running):
+    many, few = (decoding("ours", running, waiting=waiting) for waiting in (100_000, 10_000))
+    assert step(many) == step(few)
+    ratio(stepper(many), stepper(few), below=1.2)
+
+
+def fill_and_drain(count):
+    scheduler = Scheduler(4096, 4096, 10**9)
+    for rid in range(count):
+        scheduler.add(Req(rid, 1, 1))
+    ended = 0
+    while scheduler.waiting:
+        ended += len(scheduler.complete(scheduler.schedule()))
+    return ended
+
+
+def test_a_million_adds_and_their_drain_cost_ten_times_a_hundred_thousand(ratio):
+    assert fill_and_drain(1000) == 1000
+    ratio(lambda: fill_and_drain(1_000_000), lambda: [fill_and_drain(100_000) for _ in range(10)], below=1.5, rounds=3)

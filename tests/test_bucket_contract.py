@@ -1,0 +1,542 @@
+"""What `BucketScheduler` promises its callers: steps as values, voiding, planning ahead, ends, statuses, reasons."""
+
+import pytest
+from bucket_setup import add, advance, both, counts, make, steps_until_done
+
+pytestmark = both
+
+
+def shown(step, *ids):
+    """Everything that a step tells."""
+    return (
+        step.kind,
+        list(step.num_scheduled_tokens.items()),
+        list(step.num_scheduled_tokens_padded.items()),
+        list(step.num_computed_tokens.items()),
+        step.num_seqs_padded,
+        list(step.finished_ids),
+        [step.block_ids(name) for name in ids],
+    )
+
+
+# Steps as values
+
+
+def test_the_example_of_the_readme(impl):
+    config = {"max_num_seqs": 8, "max_num_batched_tokens": 2048, "max_model_len": 4096, "block_size": 32}
+    s = impl.new(**config, num_blocks=1024)
+    add(impl, s, a=(1500, 16))
+    step = s.schedule()
+    blocks = list(range(1, 48))
+    assert shown(step, "a") == ("prefill", [("a", 1500)], [("a", 2048)], [("a", 0)], 0, [], [blocks])
+    assert counts(s.complete(step, [17])) == [("a", 17, None)]
+    state = s.request("a")
+    assert (state.status, state.num_computed_tokens) == ("decode", 1500)
+    assert (list(state.output_token_ids), list(state.block_ids)) == ([17], blocks)
+    step = s.schedule()
+    assert shown(step, "a") == ("decode", [("a", 1)], [("a", 1)], [("a", 1500)], 1, [], [blocks])
+
+
+def test_counts_move_only_when_a_step_is_completed(impl):
+    s = make(impl, num_blocks=20)
+    add(impl, s, a=(40, 2), b=(10, 1))
+    step = s.schedule()
+    assert (s.state, s.num_waiting, s.num_running, s.free_blocks, s.reserved_blocks) == ("idle", 1, 1, 17, 3)
+    assert (s.request("a").status, s.request("a").num_computed_tokens) == ("prefill", 0)
+    s.complete(step)
+    assert (s.state, s.request("a").status, s.request("a").num_computed_tokens) == ("prefill", "decode", 40)
+    advance(s)
+    assert list(s.schedule().finished_ids) == ["b"]
+
+
+def test_an_idle_step_is_completed_with_nothing(impl):
+    s = make(impl)
+    for tokens in ([], None):
+        step = s.schedule()
+        assert (shown(step), list(s.complete(step, tokens)), s.state) == (("idle", [], [], [], 0, [], []), [], "idle")
+
+
+def test_a_step_never_shows_other_values(impl):
+    s = make(impl, num_blocks=8)
+    add(impl, s, a=(40, 1), b=(30, 3))
+    step = s.schedule()
+    before = shown(step, "a")
+    s.cancel("b")
+    assert shown(step, "a") == before
+    s.complete(step)
+    assert shown(step, "a") == before
+    add(impl, s, c=(64, 9))
+    s.schedule()
+    try:
+        later = shown(step, "a")
+    except ValueError:
+        return
+    assert later == before
+
+
+def test_what_a_step_returns_is_the_callers_own(impl):
+    s = make(impl)
+    add(impl, s, a=(10, 3), b=(10, 3))
+    for _ in range(3):
+        step = s.schedule()
+        step.num_scheduled_tokens["a"] = 99
+        step.num_scheduled_tokens_padded.clear()
+        step.finished_ids.append("x")
+        s.complete(step)
+    assert steps_until_done(s) == [{"a": 1, "b": 1}]
+
+
+# Planned again
+
+
+def test_a_step_planned_again_is_void(impl):
+    s = make(impl)
+    add(impl, s, a=(100, 2), b=(10, 2))
+    first = s.schedule()
+    second = s.schedule()
+    assert shown(second, "a") == shown(first, "a")
+    with pytest.raises(ValueError):
+        s.complete(first)
+    s.complete(second)
+    with pytest.raises(ValueError):
+        s.complete(second)
+    assert s.request("a").num_computed_tokens == 64
+
+
+def test_admissions_of_a_void_step_stay(impl):
+    s = make(impl, max_num_batched_tokens=128, max_prefills_per_batch=3, long_prefill_token_threshold=0)
+    add(impl, s, a=(30, 1), b=(40, 1), c=(20, 1))
+    s.schedule()
+    assert (s.num_waiting, s.num_running) == (0, 3)
+    s.cancel("a")
+    add(impl, s, d=(5, 1))
+    step = s.schedule()
+    assert list(step.num_scheduled_tokens.items()) == [("b", 40), ("c", 20)], "nobody new beside prompts part done"
+    assert s.explain().reason == "prefill_in_progress"
+
+
+def test_a_void_step_costs_no_turn(impl):
+    s = make(impl, max_consecutive_prefill_steps=1, min_decode_steps=1)
+    add(impl, s, a=(10, 9), b=(10, 9), c=(10, 9))
+    advance(s)
+    for _ in range(5):
+        assert s.schedule().num_scheduled_tokens == {"b": 10}
+    assert advance(s)[0].num_scheduled_tokens == {"b": 10}
+    assert advance(s)[0].kind == "decode"
+    assert advance(s)[0].num_scheduled_tokens == {"c": 10}
+
+
+# Ahead
+
+
+def test_ahead_counts_on_what_is_pending(impl):
+    s = make(impl)
+    add(impl, s, a=(100, 4))
+    first, second = s.schedule(), s.schedule(ahead=True)
+    assert (first.num_scheduled_tokens, second.num_scheduled_tokens) == ({"a": 64}, {"a": 36})
+    assert second.num_computed_tokens == {"a": 64}
+    with pytest.raises(ValueError):
+        s.schedule(ahead=True)
+    with pytest.raises(ValueError):
+        s.complete(second)
+    s.complete(first)
+    third = s.schedule(ahead=True)
+    assert (third.kind, third.num_computed_tokens) == ("decode", {"a": 100})
+    s.complete(second)
+    s.complete(third)
+    assert s.request("a").num_computed_tokens == 101
+
+
+def test_ahead_of_nothing_is_an_ordinary_step(impl):
+    s = make(impl)
+    add(impl, s, a=(10, 1))
+    assert counts(s.complete(s.schedule(ahead=True))) == [("a", None, "length")]
+
+
+def test_ahead_leaves_out_who_will_have_ended(impl):
+    s = make(impl, max_num_seqs=2)
+    add(impl, s, a=(10, 1), b=(10, 3), c=(10, 1))
+    first = s.schedule()
+    second = s.schedule(ahead=True)
+    assert (first.num_scheduled_tokens, second.num_scheduled_tokens) == ({"a": 10}, {"b": 10})
+    assert (s.num_running, s.explain().reason) == (2, "slots"), "it holds its slot until then"
+    s.complete(first)
+    assert list(second.finished_ids) == []
+    third = s.schedule(ahead=True)
+    assert (list(third.finished_ids), third.num_scheduled_tokens) == (["a"], {"c": 10})
+    s.complete(second)
+    s.complete(third)
+
+
+def test_a_row_that_stopped_is_ignored_in_the_step_ahead(impl):
+    s = make(impl)
+    add(impl, s, a=([1, 2, 3], 9, {"stop_token_ids": (5,)}), b=([1, 2, 3], 9))
+    advance(s, [0])
+    advance(s, [0])
+    first, second = s.schedule(), s.schedule(ahead=True)
+    assert second.num_scheduled_tokens == {"a": 1, "b": 1}
+    assert counts(s.complete(first, [5, 6])) == [("a", 5, "stop"), ("b", 6, None)]
+    with pytest.raises(ValueError):
+        s.complete(second, [7])
+    assert counts(s.complete(second, [7, 8])) == [("b", 8, None)]
+    assert list(s.request("b").output_token_ids) == [0, 6, 8]
+    assert s.request("a").status == "finished"
+
+
+def test_planning_anew_voids_both_steps(impl):
+    s = make(impl)
+    add(impl, s, a=(100, 2))
+    old = s.schedule(), s.schedule(ahead=True)
+    step = s.schedule()
+    assert step.num_scheduled_tokens == {"a": 64}
+    for void in old:
+        with pytest.raises(ValueError):
+            s.complete(void)
+    s.complete(step)
+
+
+def test_ends_are_not_carried_twice_by_steps_that_overlap(impl):
+    s = make(impl)
+    add(impl, s, a=(10, 1), b=(10, 9))
+    advance(s)
+    first = s.schedule()
+    s.cancel("b")
+    second = s.schedule(ahead=True)
+    assert (list(first.finished_ids), list(second.finished_ids)) == (["a"], ["b"])
+    s.complete(first)
+    s.complete(second)
+    assert list(s.schedule().finished_ids) == []
+
+
+# Ends
+
+
+def test_ends_are_repeated_until_a_step_that_carries_them_is_completed(impl):
+    s = make(impl)
+    add(impl, s, a=(10, 1), b=(10, 9), c=(10, 9))
+    s.cancel("c")
+    advance(s)
+    assert list(s.schedule().finished_ids) == ["a"], "c was carried by the step that was completed"
+    s.cancel("b")
+    step = s.schedule()
+    assert list(step.finished_ids) == ["a", "b"]
+    assert (s.request("a").status, s.request("b").status) == ("finished", "cancelled")
+    s.complete(step)
+    for name in "abc":
+        with pytest.raises(KeyError):
+            s.request(name)
+    assert list(s.schedule().finished_ids) == []
+
+
+def test_statuses(impl):
+    s = make(impl)
+    add(impl, s, a=(100, 2))
+    seen = [s.request("a").status]
+    for _ in range(3):
+        advance(s)
+        seen.append(s.request("a").status)
+    assert seen == ["waiting", "prefill", "decode", "finished"]
+    assert list(s.request("a").block_ids) == []
+    with pytest.raises(KeyError):
+        s.request("b")
+
+
+def test_cancelling(impl):
+    s = make(impl, num_blocks=10)
+    add(impl, s, a=(100, 9), b=(10, 9))
+    step = s.schedule()
+    assert s.cancel("a") and s.cancel("b")
+    assert not s.cancel("a") and not s.cancel("nobody")
+    assert (s.free_blocks, s.reserved_blocks, s.num_running, s.num_waiting) == (10, 0, 0, 0)
+    assert list(s.complete(step)) == []
+    assert (s.state, list(s.schedule().finished_ids)) == ("idle", ["a", "b"])
+
+
+def test_an_id_may_be_used_again_once_its_request_ended(impl):
+    s = make(impl)
+    add(impl, s, a=(10, 1))
+    advance(s)
+    add(impl, s, a=(20, 2))
+    step = s.schedule()
+    assert (list(step.finished_ids), step.num_scheduled_tokens) == (["a"], {"a": 20})
+    s.complete(step)
+    assert (s.request("a").status, s.request("a").num_computed_tokens) == ("decode", 20)
+    assert steps_until_done(s) == [{"a": 1}]
+
+
+def test_cancelled_and_added_again_while_its_step_runs(impl):
+    s = make(impl)
+    add(impl, s, a=(10, 5))
+    step = s.schedule()
+    s.cancel("a")
+    add(impl, s, a=(7, 1))
+    assert list(s.complete(step)) == []
+    assert s.request("a").status == "waiting"
+    step = s.schedule()
+    assert (list(step.finished_ids), step.num_scheduled_tokens) == (["a"], {"a": 7})
+
+
+# Tokens
+
+
+def test_tokens_are_told_exactly_for_rows_that_emit(impl):
+    s = make(impl)
+    add(impl, s, a=([1] * 70, 3))
+    step = s.schedule()
+    for wrong in ([5], [], [None, None]):
+        with pytest.raises(ValueError):
+            s.complete(step, wrong)
+    assert list(s.complete(step, [None])) == []
+    step = s.schedule()
+    for wrong in ([None], None, [], [5, 5]):
+        with pytest.raises(ValueError):
+            s.complete(step, wrong)
+    assert s.request("a").num_computed_tokens == 64
+    assert counts(s.complete(step, (5,))) == [("a", 5, None)]
+
+
+def test_tokens_may_be_left_out_for_prompts_given_as_lengths(impl):
+    s = make(impl)
+    add(impl, s, a=(10, 4))
+    assert [counts(advance(s, tokens)[1]) for tokens in (None, [5], [None])] == [
+        [("a", None, None)],
+        [("a", 5, None)],
+        [("a", None, None)],
+    ]
+    assert list(s.request("a").output_token_ids) == [None, 5, None]
+
+
+def test_stop_wins_over_length(impl):
+    s = make(impl)
+    add(impl, s, a=([1, 2], 2, {"stop_token_ids": [7, 8]}), b=(2, 1, {"stop_token_ids": [7]}))
+    assert counts(advance(s, [3])[1]) == [("a", 3, None)]
+    assert counts(advance(s, [7])[1]) == [("b", 7, "stop")]
+    assert counts(advance(s, [8])[1]) == [("a", 8, "stop")]
+    assert s.request("a").status == "finished"
+
+
+# Order, turns, reasons
+
+
+def test_priority_lower_first_then_arrival(impl):
+    s = make(impl, policy="priority", max_num_seqs=1)
+    for name, priority in {"a": 5, "b": 3, "c": 0, "d": 3}.items():
+        add(impl, s, **{name: (10, 1, {"priority": priority})})
+    assert steps_until_done(s) == [{"c": 10}, {"b": 10}, {"d": 10}, {"a": 10}]
+
+
+def test_priority_is_ignored_when_first_come_is_first_served(impl):
+    s = make(impl)
+    add(impl, s, a=(10, 1, {"priority": 5}), b=(10, 1))
+    assert steps_until_done(s) == [{"a": 10}, {"b": 10}]
+
+
+def test_nobody_running_makes_room_for_a_better_priority(impl):
+    s = make(impl, policy="priority", max_num_seqs=1)
+    add(impl, s, a=(100, 2))
+    advance(s)
+    add(impl, s, b=(10, 1, {"priority": -1}))
+    assert steps_until_done(s) == [{"a": 36}, {"a": 1}, {"b": 10}]
+
+
+def test_throttled_prefills_wait_for_decodes_but_never_idle(impl):
+    s = make(impl)
+    add(impl, s, a=(10, 3), b=(10, 1))
+    assert s.schedule(throttle_prefills=True).num_scheduled_tokens == {"a": 10}, "nothing to decode"
+    advance(s)
+    step = s.schedule(throttle_prefills=True)
+    assert (step.num_scheduled_tokens, s.explain().reason) == ({"a": 1}, "throttled")
+    s.complete(step)
+    assert s.schedule().num_scheduled_tokens == {"b": 10}
+
+
+def test_no_empty_step_while_somebody_could_decode(impl):
+    s = make(impl, num_blocks=2)
+    add(impl, s, a=(20, 5), b=(30, 2))
+    advance(s)
+    assert s.explain().reason == "kv"
+    assert [advance(s)[0].kind for _ in range(4)] == ["decode"] * 4
+    assert advance(s)[0].num_scheduled_tokens == {"b": 30}
+
+
+def explained(s):
+    e = s.explain()
+    return e.id, e.reason, e.needed, e.reserved, e.usable
+
+
+def test_explain_slots(impl):
+    s = make(impl, max_num_seqs=1, num_blocks=9)
+    assert s.explain() is None
+    add(impl, s, a=(30, 5))
+    assert explained(s) == ("a", "ready", 3, 0, 9)
+    advance(s)
+    assert s.explain() is None
+    add(impl, s, b=(100, 5))
+    assert explained(s) == ("b", "slots", 7, 3, 9)
+
+
+def test_explain_kv(impl):
+    s = make(impl, num_blocks=9)
+    add(impl, s, a=(30, 5), b=(100, 5))
+    advance(s)
+    assert explained(s) == ("b", "kv", 7, 3, 9)
+
+
+def test_explain_prefill_in_progress(impl):
+    s = make(impl)
+    add(impl, s, a=(100, 5), b=(10, 5))
+    advance(s)
+    assert explained(s) == ("b", "prefill_in_progress", 1, 7, 399)
+
+
+def test_explain_while_a_batch_of_prefills_runs(impl):
+    config = {"max_num_batched_tokens": 128, "max_prefills_per_batch": 2, "num_blocks": 9}
+    for prompts, reason in (((10, 10, 10), "prefill_batch_full"), ((100, 29, 5), "prefill_batch_full")):
+        s = make(impl, **config)
+        add(impl, s, **{f"r{i}": (length, 1) for i, length in enumerate(prompts)})
+        s.schedule()
+        assert s.explain().reason == reason
+    s = make(impl, **config)
+    add(impl, s, a=(100, 1), b=(20, 30))
+    s.schedule()
+    assert explained(s) == ("b", "kv", 4, 7, 9), "the batch has room for it, the cache has not"
+
+
+def test_explain_interleave_and_step_running(impl):
+    s = make(impl, max_consecutive_prefill_steps=1, min_decode_steps=2)
+    add(impl, s, a=(10, 9), b=(10, 9), c=(10, 9))
+    advance(s)
+    assert explained(s) == ("b", "ready", 2, 2, 399)
+    advance(s)
+    assert s.explain().reason == "interleave"
+    step = s.schedule()
+    assert (step.kind, s.explain().reason) == ("decode", "interleave")
+    s.complete(step)
+    assert s.explain().reason == "interleave"
+    advance(s)
+    assert s.explain().reason == "ready"
+    advance(s)
+    assert s.explain() is None
+    s.schedule()
+    add(impl, s, d=(10, 9))
+    assert s.explain().reason == "step_running"
+
+
+def test_model_length_admission_counts_sequences(impl):
+    s = make(impl, kv_admission="max_model_len", max_model_len=64, num_blocks=9)
+    add(impl, s, a=(10, 2), b=(10, 2), c=(10, 2))
+    advance(s)
+    advance(s)
+    assert explained(s) == ("c", "kv", 4, 8, 9)
+    assert steps_until_done(s) == [{"a": 1, "b": 1}, {"c": 10}, {"c": 1}]
+
+
+# Blocks
+
+
+def test_block_zero_is_never_handed_out(impl):
+    s = make(impl, num_blocks=4)
+    add(impl, s, a=(64, 1))
+    assert s.schedule().block_ids("a") == [1, 2, 3, 4]
+    assert s.free_blocks == 0
+
+
+def test_a_block_is_taken_when_its_first_token_is_planned(impl):
+    s = make(impl)
+    add(impl, s, a=(16, 3))
+    advance(s)
+    assert list(s.request("a").block_ids) == [1]
+    step = s.schedule()
+    assert step.block_ids("a") == [1, 2]
+
+
+def test_lookahead_keeps_slots_beyond_the_next_token(impl):
+    s = make(impl, lookahead=3)
+    add(impl, s, a=(13, 3), b=(14, 3))
+    steps = s.schedule(), advance(s)[0], s.schedule()
+    assert steps[1].block_ids("a") == [1]
+    assert steps[2].block_ids("b") == [2, 3]
+    assert s.reserved_blocks == 2 + 2
+
+
+def test_blocks_of_a_request_come_back_last_first(impl):
+    s = make(impl, num_blocks=8)
+    add(impl, s, a=(48, 1), b=(64, 1))
+    advance(s)
+    assert s.schedule().block_ids("b") == [3, 2, 1, 4]
+
+
+def test_cached_blocks_are_taken_last(impl):
+    s = make(impl, num_blocks=6, prefix_caching=True, max_num_batched_tokens=128)
+    add(impl, s, a=(list(range(40)), 1), b=(96, 1))
+    advance(s, [0])
+    assert s.free_blocks == 6
+    assert s.schedule().block_ids("b") == [3, 4, 5, 6, 2, 1], "the block that is not full first, the full ones last"
+
+
+def test_shared_blocks_live_while_somebody_holds_them(impl):
+    s = make(impl, prefix_caching=True, num_blocks=20)
+    prompt = list(range(40))
+    add(impl, s, a=(prompt, 5), b=(prompt, 5))
+    advance(s, [0])
+    advance(s, [0])
+    a, b = s.request("a").block_ids, s.request("b").block_ids
+    assert (a[:2], a[2] != b[2]) == (b[:2], True)
+    assert s.free_blocks == 20 - 4
+    s.cancel("a")
+    assert (s.free_blocks, s.request("b").block_ids) == (20 - 3, b)
+    s.check()
+
+
+def test_content_is_shared_only_once_it_was_computed(impl):
+    s = make(impl, prefix_caching=True, max_prefills_per_batch=2, max_num_batched_tokens=128)
+    prompt = list(range(40))
+    add(impl, s, a=(prompt, 1), b=(prompt, 1))
+    assert s.schedule().num_scheduled_tokens == {"a": 40, "b": 40}
+    s.schedule()
+    s.cancel("a")
+    add(impl, s, c=(prompt, 1))
+    step = s.schedule()
+    assert step.num_computed_tokens == {"b": 0}
+    ahead = s.schedule(ahead=True)
+    assert ahead.num_computed_tokens == {"c": 0}, "planned before the step that computes it was completed"
+
+
+def test_equal_blocks_behind_different_prefixes_are_not_shared(impl):
+    s = make(impl, prefix_caching=True)
+    same = list(range(100, 116))
+    add(impl, s, a=([1] * 16 + same + [0], 1), b=([2] * 16 + same + [0], 1), c=(same + [0], 1), d=([1] * 16 + same, 1))
+    computed = [advance(s, [0])[0].num_computed_tokens for _ in range(4)]
+    assert computed == [{"a": 0}, {"b": 0}, {"c": 0}, {"d": 16}]
+
+
+def test_outputs_are_shared_too(impl):
+    s = make(impl, prefix_caching=True, block_size=4)
+    add(impl, s, a=([1, 2, 3], 7))
+    for token in (4, 5, 6, 7, 8, 9, 10):
+        advance(s, [token])
+    add(impl, s, b=([1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 1))
+    assert s.schedule().num_computed_tokens == {"b": 8}
+
+
+def test_prompts_given_as_lengths_share_nothing(impl):
+    s = make(impl, prefix_caching=True)
+    add(impl, s, a=(40, 1), b=(40, 1))
+    advance(s)
+    assert s.schedule().num_computed_tokens == {"b": 0}
+
+
+def test_caching_is_off_unless_asked_for(impl):
+    s = make(impl)
+    add(impl, s, a=([1] * 40, 1), b=([1] * 40, 1))
+    advance(s, [0])
+    assert s.schedule().num_computed_tokens == {"b": 0}
+
+
+def test_content_of_a_block_handed_out_again_is_gone(impl):
+    s = make(impl, prefix_caching=True, num_blocks=3)
+    prompt = list(range(33))
+    add(impl, s, a=(prompt, 1), b=(40, 1), c=(prompt, 1))
+    advance(s, [0])
+    advance(s)
+    assert s.schedule().num_computed_tokens == {"c": 0}
