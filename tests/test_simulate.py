@@ -353,7 +353,7 @@ def test_requests_are_values():
 def test_bad_replays_are_refused():
     one = TraceRequest("a", 0, 1, 1)
     with pytest.raises(ValueError, match="id: 'a': expected each id once"):
-        replay([one, one], config=config(), cost=COST)
+        replay([one, one], config=config(), cost=COST, record_steps=True)
     with pytest.raises(ValueError, match="scheduler: 'best'"):
         replay([one], config=config(), cost=COST, scheduler="best")
     with pytest.raises(TypeError, match="requests"):
