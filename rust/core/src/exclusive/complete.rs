@@ -225,11 +225,12 @@ impl ExclusiveScheduler {
             let blocks = self.worst_case.blocks_for(projected + more).saturating_sub(capacity / block_size);
             // The further step, from 1, that first needs more slots than the blocks have.
             let first = capacity + 1 - (projected + lookahead).min(capacity);
-            takes.extend((0..blocks).map(|block| (first + block * block_size, at)));
+            takes.extend((0..blocks).map(|block| u64::from(first + block * block_size) << 32 | at as u64));
             from = at + 1;
         }
         takes.sort_unstable();
-        for (_, at) in takes.drain(..) {
+        for take in takes.drain(..) {
+            let at = usize::try_from(take & u64::from(u32::MAX)).expect("a position was put in");
             self.take_blocks(at, 1);
         }
         self.takes = takes;

@@ -196,7 +196,7 @@ impl ExclusiveScheduler {
         let (row, ..) = self.lanes.slots(at);
         let run = self.requests.get_mut(row).and_then(|request| request.run.as_deref_mut());
         let blocks = &mut run.expect("a running request was started").blocks;
-        blocks.extend((0..count).map(|_| self.kv.allocate()));
+        self.kv.allocate(count, blocks);
         self.lanes.widen(at, count * self.worst_case.block_size);
     }
 
