@@ -217,15 +217,18 @@ impl ExclusiveScheduler {
     /// Plans the pending decode step, which has no gap, `more` times again behind itself. Takes the blocks
     /// in the order in which single steps would have taken them.
     fn plan_again(&mut self, count: usize, more: u32) {
-        let WorstCase { lookahead, block_size, .. } = self.worst_case;
+        let WorstCase { lookahead, block_size, max_model_len, .. } = self.worst_case;
         let mut takes = std::mem::take(&mut self.takes);
         let mut from = 0;
         while let Some(at) = self.lanes.short_of_slots(from, count, lookahead + more) {
-            let (_, projected, capacity) = self.lanes.slots(at);
-            let blocks = self.worst_case.blocks_for(projected + more).saturating_sub(capacity / block_size);
+            let (_, projected, mut capacity) = self.lanes.slots(at);
             // The further step, from 1, that first needs more slots than the blocks have.
-            let first = capacity + 1 - (projected + lookahead).min(capacity);
-            takes.extend((0..blocks).map(|block| u64::from(first + block * block_size) << 32 | at as u64));
+            let mut step = capacity + 1 - (projected + lookahead).min(capacity);
+            while step <= more && capacity < max_model_len {
+                takes.push(u64::from(step) << 32 | at as u64);
+                step += block_size;
+                capacity += block_size;
+            }
             from = at + 1;
         }
         takes.sort_unstable();
