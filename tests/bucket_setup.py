@@ -2,8 +2,9 @@
 
 from types import SimpleNamespace
 
-import neuron_sched
 import pytest
+
+import neuron_sched
 from oracle_bucket import BucketOracle
 from oracle_parts import OracleRequest
 

@@ -68,15 +68,15 @@ class BucketOracle:
         length = request.prompt if ids is None else len(ids)
         known = self.known.get(request.id)
         if length < 1 or request.max_tokens < 1 or length > self.max_model_len:
-            raise ValueError(request)
+            raise ValueError(f"{request.id!r}: prompt or max_tokens")
         if known and known.status not in ("finished", "cancelled"):
-            raise ValueError(f"{request.id} is live")
+            raise ValueError(f"{request.id!r}: is live")
         outputs = min(request.max_tokens, max(1, self.max_model_len - length))
         priority = request.priority if self.options.policy == "priority" else 0
         stop = frozenset(request.stop_token_ids)
         live = Live(request.id, length, ids, outputs, priority, self.arrivals, stop)
         if self._need(live) > self.num_blocks:
-            raise ValueError(f"{request.id} never fits")
+            raise ValueError(f"{request.id!r}: never fits")
         self.arrivals += 1
         self.known[live.id] = live
         self.waiting = sorted([*self.waiting, live], key=lambda r: (r.priority, r.order))
@@ -251,16 +251,16 @@ class BucketOracle:
 
     def complete(self, step, tokens=None):
         if not self.outstanding or step is not self.outstanding[0]:
-            raise ValueError("not the step whose completion is due")
+            raise ValueError("step: not the one that is due")
         if tokens is not None and len(tokens) != len(step.rows):
-            raise ValueError("one entry a scheduled request")
+            raise ValueError("tokens: one entry a scheduled request")
         given = [None] * len(step.rows) if tokens is None else tokens
         live = [(r, n, token) for (r, n, _, _, _), token in zip(step.rows, given, strict=True) if r in self.running]
         for r, n, token in live:
             if r.computed + n < r.length and token is not None:
-                raise ValueError(f"{r.id} emits nothing")
+                raise ValueError(f"tokens: {r.id!r} emits nothing")
             if r.computed + n >= r.length and token is None and r.ids is not None:
-                raise ValueError(f"{r.id} emits a token")
+                raise ValueError(f"tokens: {r.id!r} emits a token")
         self.outstanding.pop(0)
         self.run, self.owed = self._after(step, self.run)
         for r in step.finished:
@@ -316,5 +316,6 @@ class BucketOracle:
         assert sorted(self.pool.free + list(set(owners))) == list(range(1, self.num_blocks + 1))
         assert all(owners.count(block) == n for block, n in self.pool.references.items())
         assert all(len(set(r.blocks)) == len(r.blocks) for r in self.running)
-        assert self.reserved_blocks <= self.num_blocks and len(self.running) <= self.max_num_seqs
+        assert self.reserved_blocks <= self.num_blocks
+        assert len(self.running) <= self.max_num_seqs
         assert len(set(self.waiting + self.running + self.ended)) == len(self.waiting + self.running + self.ended)

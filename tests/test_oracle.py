@@ -3,6 +3,7 @@
 from itertools import combinations_with_replacement
 
 import pytest
+
 from oracle_bucket import BucketOracle
 from oracle_parts import OracleRequest, Pool, chunk_plan, doubling, fit
 

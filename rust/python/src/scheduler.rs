@@ -8,7 +8,7 @@ use neuron_sched_core::request::Row;
 use neuron_sched_core::step::Step as CoreStep;
 use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyBytes, PyString};
 
 use crate::config::NeuronConfig;
 use crate::error::{of_request, to_py};
@@ -244,7 +244,7 @@ fn read_tokens(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<Option<u32>>> {
             Err(PyTypeError::new_err(fault(at, token)))
         }
     };
-    if tokens.is_instance_of::<PyString>() {
+    if tokens.is_instance_of::<PyString>() || tokens.is_instance_of::<PyBytes>() {
         return Err(PyTypeError::new_err(format!("tokens: {}: expected a sequence of token ids", shown(tokens))));
     }
     let items = tokens.try_iter().map_err(|_| {
