@@ -91,7 +91,15 @@ impl Lanes {
     }
 
     pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = Lane> + ExactSizeIterator + Clone + '_ {
-        (0..self.len()).map(|at| self.get(at))
+        self.iter_from(0)
+    }
+
+    /// Those from the position `first`.
+    pub(super) fn iter_from(
+        &self,
+        first: usize,
+    ) -> impl DoubleEndedIterator<Item = Lane> + ExactSizeIterator + Clone + '_ {
+        (first..self.len()).map(|at| self.get(at))
     }
 
     pub(super) fn last(&self) -> Option<Lane> {
@@ -133,14 +141,12 @@ impl Lanes {
 
     /// Takes out those at the ascending positions `gone`, in one pass.
     pub(super) fn remove_all(&mut self, gone: &[usize]) -> Vec<Lane> {
-        fn close<T>(column: &mut Vec<T>, gone: &[usize]) {
-            let (mut at, mut next) = (0, 0);
-            column.retain(|_| {
-                let leaves = gone.get(next) == Some(&at);
-                next += usize::from(leaves);
-                at += 1;
-                !leaves
-            });
+        fn close<T: Copy>(column: &mut Vec<T>, gone: &[usize]) {
+            for (closed, &at) in gone.iter().enumerate() {
+                let next = gone.get(closed + 1).copied().unwrap_or(column.len());
+                column.copy_within(at + 1..next, at - closed);
+            }
+            column.truncate(column.len() - gone.len());
         }
         let lanes = gone.iter().map(|&at| self.get(at)).collect();
         close(&mut self.rows, gone);
@@ -163,6 +169,11 @@ impl Lanes {
     /// Plans `tokens` more for the request at `at`.
     pub(super) fn plan(&mut self, at: usize, tokens: u32) {
         self.planned[at] += tokens;
+    }
+
+    /// Row, computed tokens once the planned steps have run, and KV slots of the request at `at`.
+    pub(super) fn slots(&self, at: usize) -> (Row, u32, u32) {
+        (self.rows[at], self.computed[at] + self.planned[at], self.capacity[at])
     }
 
     /// Gives the request at `at` `slots` more.
@@ -206,9 +217,16 @@ impl Lanes {
         }
     }
 
-    /// As [`Lanes::advance`] for the first `count` requests, `tokens` each; whether any of them has emitted
-    /// all it may.
-    pub(super) fn advance_front(&mut self, count: usize, tokens: u32) -> bool {
+    /// As [`Lanes::plan`] for the first `count` requests.
+    pub(super) fn plan_front(&mut self, count: usize, tokens: u32) {
+        for planned in &mut self.planned[..count] {
+            *planned += tokens;
+        }
+    }
+
+    /// As [`Lanes::advance`] for the first `count` requests; the positions of those that have emitted all
+    /// they may.
+    pub(super) fn advance_front(&mut self, count: usize, tokens: u32) -> impl Iterator<Item = usize> + '_ {
         for computed in &mut self.computed[..count] {
             *computed += tokens;
         }
@@ -216,8 +234,10 @@ impl Lanes {
             *planned -= tokens;
         }
         let ends = self.ends[..count].iter().zip(&self.computed[..count]);
-        // Counted, not searched: a search would stop early and run one request at a time.
-        ends.map(|(end, computed)| u32::from(end == computed)).sum::<u32>() > 0
+        // Most steps end nobody: counted first, which runs over several requests at a time.
+        let any = ends.clone().map(|(end, computed)| u32::from(end == computed)).sum::<u32>() > 0;
+        let done = ends.enumerate().filter(|&(_, (end, computed))| end == computed).map(|(at, _)| at);
+        any.then_some(done).into_iter().flatten()
     }
 
     /// The first request from `from` to `to` whose planned tokens, and `lookahead` more, need more slots than

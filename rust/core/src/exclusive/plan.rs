@@ -37,12 +37,16 @@ impl ExclusiveScheduler {
         let decision = self.decide(&phase, options.throttle_prefills);
         let mut step = self.fresh_step();
         let planned = Arc::get_mut(&mut step).expect("a fresh step is not shared");
-        let (mut horizon, mut front) = (1, false);
+        let (mut horizon, mut first) = (1, None);
         let left = match decision.kind {
             Kind::Idle => self.head_left(decision),
-            Kind::Prefill => self.plan_prefill(planned)?,
+            Kind::Prefill => {
+                let (left, at) = self.plan_prefill(planned)?;
+                first = Some(at);
+                left
+            }
             Kind::Decode => {
-                (horizon, front) = self.plan_decode(planned)?;
+                (horizon, first) = self.plan_decode(planned)?;
                 self.head_left(decision)
             }
         };
@@ -58,7 +62,7 @@ impl ExclusiveScheduler {
             dropped: Vec::new(),
             left,
             horizon,
-            front,
+            first,
         });
         debug_assert_eq!(self.check(), Ok(()));
         Ok(step)
@@ -70,8 +74,9 @@ impl ExclusiveScheduler {
         Some(refused.unwrap_or(if decision.interleaved { Wait::Interleave } else { Wait::Throttled }))
     }
 
-    /// Fills `step` with prompt tokens; answers why the next head is not among them.
-    fn plan_prefill(&mut self, step: &mut Step) -> Result<Option<Wait>, Error> {
+    /// Fills `step` with prompt tokens; answers why the next head is not among them, and the position of the
+    /// first row among the running requests.
+    fn plan_prefill(&mut self, step: &mut Step) -> Result<(Option<Wait>, usize), Error> {
         let (first, left) = if self.prefill_in_progress() {
             (self.lanes.decoding(), self.queue.head().map(|_| Wait::PrefillInProgress))
         } else {
@@ -84,7 +89,7 @@ impl ExclusiveScheduler {
             rests += u64::from(lane.rest());
             self.chunker.packs(rests, others)
         };
-        let together = self.lanes.iter().skip(first).take(self.prefills_max as usize).take_while(fit).count();
+        let together = self.lanes.iter_from(first).take(self.prefills_max as usize).take_while(fit).count();
         for at in first..first + together.max(1) {
             let lane = self.lanes.get(at);
             let (rest, uncomputed) = (lane.rest(), lane.prompt - lane.projected());
@@ -95,14 +100,14 @@ impl ExclusiveScheduler {
         }
         step.kind = Kind::Prefill;
         step.padded = self.token_buckets.fit(step.total())?;
-        let lanes = self.lanes.iter().skip(first);
+        let lanes = self.lanes.iter_from(first);
         let rows = step.chunks.iter().zip(lanes).map(|(chunk, lane)| (lane.prefilling(), i64::from(chunk.tokens)));
         check(step.kind, step.padded, rows, |at| step.rows[at].index())?;
         for (at, chunk) in step.chunks.iter().enumerate() {
             self.lanes.plan(first + at, chunk.tokens);
             self.take_slots(first + at);
         }
-        Ok(left)
+        Ok((left, first))
     }
 
     /// Admits heads of the queue, as many as may start together; answers why the next one may not.
@@ -145,9 +150,9 @@ impl ExclusiveScheduler {
     }
 
     /// Fills `step` with one token of each request that is ready; answers how many steps in a row the
-    /// same requests can decode, and whether they are the first ones without a gap. There is a gap where
-    /// a request emits its last token in the pending step.
-    fn plan_decode(&mut self, step: &mut Step) -> Result<(u32, bool), Error> {
+    /// same requests can decode, and their first position unless there is a gap between them: a request
+    /// that emits its last token in the pending step.
+    fn plan_decode(&mut self, step: &mut Step) -> Result<(u32, Option<usize>), Error> {
         let decoding = self.lanes.decoding();
         let horizon = self.lanes.least_left(decoding);
         let front = horizon > 0;
@@ -174,19 +179,25 @@ impl ExclusiveScheduler {
             self.take_slots(at);
             from = at + 1;
         }
-        Ok((horizon, front))
+        Ok((horizon, front.then_some(0)))
     }
 
     /// Allocates the blocks that the planned tokens of the request at `at` need.
-    pub(super) fn take_slots(&mut self, at: usize) {
-        let lane = self.lanes.get(at);
-        let held = lane.capacity / self.worst_case.block_size;
-        let needed = self.worst_case.blocks_for(lane.projected());
-        let Some(more) = needed.checked_sub(held).filter(|&more| more > 0) else { return };
-        let run = self.requests.get_mut(lane.row).and_then(|request| request.run.as_deref_mut());
+    fn take_slots(&mut self, at: usize) {
+        let (_, projected, capacity) = self.lanes.slots(at);
+        let (held, needed) = (capacity / self.worst_case.block_size, self.worst_case.blocks_for(projected));
+        if needed > held {
+            self.take_blocks(at, needed - held);
+        }
+    }
+
+    /// Allocates `count` blocks for the request at `at`.
+    pub(super) fn take_blocks(&mut self, at: usize, count: u32) {
+        let (row, ..) = self.lanes.slots(at);
+        let run = self.requests.get_mut(row).and_then(|request| request.run.as_deref_mut());
         let blocks = &mut run.expect("a running request was started").blocks;
-        blocks.extend((0..more).map(|_| self.kv.allocate()));
-        self.lanes.widen(at, more * self.worst_case.block_size);
+        blocks.extend((0..count).map(|_| self.kv.allocate()));
+        self.lanes.widen(at, count * self.worst_case.block_size);
     }
 
     fn void_pending(&mut self) {
