@@ -29,7 +29,7 @@ pub(crate) fn replay(
     cost: &Cost,
     scheduler: &str,
     record_steps: bool,
-    progress: Option<Py<PyAny>>,
+    progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<ReplayReport> {
     let Some(scheduler) = Scheduler::from_name(scheduler) else {
         return Err(PyValueError::new_err(format!("scheduler: '{scheduler}': expected 'bucket' or 'mixed'")));
@@ -41,6 +41,7 @@ pub(crate) fn replay(
     let by_content = config.prefix_caching && scheduler == Scheduler::Bucket;
     let workload: Vec<Arrival> = requests.iter().map(|request| request.get().arrival(by_content)).collect();
     let options = Options { record_steps, one_by_one: false };
+    let progress = progress.map(|progress| progress.clone().unbind());
     let mut raised: Option<PyErr> = None;
     let mut observe = |at: Progress| {
         let answer = Python::attach(|py| {
