@@ -176,8 +176,8 @@ pub struct ExclusiveScheduler {
     /// Steps and a completion that nobody may hold any more, to be filled again.
     spare: Vec<Arc<Step>>,
     completion: Option<Arc<Completion>>,
-    /// Room for the blocks to take in a run of steps: (step, position of the request).
-    takes: Vec<(u32, usize)>,
+    /// Room for the blocks to take in a run of steps: step and position of the request, as one number.
+    takes: Vec<u64>,
 }
 
 impl ExclusiveScheduler {
@@ -374,7 +374,7 @@ impl ExclusiveScheduler {
     /// Whether a prompt is part done once the planned steps have run. Prompts that are part done are the
     /// newest of the running requests: nobody starts beside them.
     fn prefill_in_progress(&self) -> bool {
-        self.lanes.last().is_some_and(|lane| lane.prefilling())
+        self.lanes.last_prefilling()
     }
 
     /// The choice of `phase` once the planned steps have run.

@@ -217,19 +217,23 @@ impl ExclusiveScheduler {
     /// Plans the pending decode step, which has no gap, `more` times again behind itself. Takes the blocks
     /// in the order in which single steps would have taken them.
     fn plan_again(&mut self, count: usize, more: u32) {
-        let WorstCase { lookahead, block_size, .. } = self.worst_case;
+        let WorstCase { lookahead, block_size, max_model_len, .. } = self.worst_case;
         let mut takes = std::mem::take(&mut self.takes);
         let mut from = 0;
         while let Some(at) = self.lanes.short_of_slots(from, count, lookahead + more) {
-            let (_, projected, capacity) = self.lanes.slots(at);
-            let blocks = self.worst_case.blocks_for(projected + more).saturating_sub(capacity / block_size);
+            let (_, projected, mut capacity) = self.lanes.slots(at);
             // The further step, from 1, that first needs more slots than the blocks have.
-            let first = capacity + 1 - (projected + lookahead).min(capacity);
-            takes.extend((0..blocks).map(|block| (first + block * block_size, at)));
+            let mut step = capacity + 1 - (projected + lookahead).min(capacity);
+            while step <= more && capacity < max_model_len {
+                takes.push(u64::from(step) << 32 | at as u64);
+                step += block_size;
+                capacity += block_size;
+            }
             from = at + 1;
         }
         takes.sort_unstable();
-        for (_, at) in takes.drain(..) {
+        for take in takes.drain(..) {
+            let at = usize::try_from(take & u64::from(u32::MAX)).expect("a position was put in");
             self.take_blocks(at, 1);
         }
         self.takes = takes;

@@ -66,6 +66,8 @@ pub(super) struct Lanes {
     planned: Vec<u32>,
     capacity: Vec<u32>,
     told: Vec<bool>,
+    /// How many of them must be told.
+    told_count: usize,
 }
 
 impl Lanes {
@@ -102,8 +104,14 @@ impl Lanes {
         (first..self.len()).map(|at| self.get(at))
     }
 
-    pub(super) fn last(&self) -> Option<Lane> {
-        self.len().checked_sub(1).map(|at| self.get(at))
+    /// Whether some of the prompt of the request at `at` is left once the planned steps have run.
+    fn is_prefilling(&self, at: usize) -> bool {
+        self.computed[at] + self.planned[at] < self.prompts[at]
+    }
+
+    /// Whether the newest request is so.
+    pub(super) fn last_prefilling(&self) -> bool {
+        self.len().checked_sub(1).is_some_and(|last| self.is_prefilling(last))
     }
 
     pub(super) fn rows(&self) -> &[Row] {
@@ -111,7 +119,7 @@ impl Lanes {
     }
 
     pub(super) fn any_told(&self) -> bool {
-        self.told.contains(&true)
+        self.told_count > 0
     }
 
     pub(super) fn push(&mut self, lane: Lane) {
@@ -124,9 +132,11 @@ impl Lanes {
         self.planned.push(planned);
         self.capacity.push(capacity);
         self.told.push(told);
+        self.told_count += usize::from(told);
     }
 
     pub(super) fn remove(&mut self, at: usize) -> Lane {
+        self.told_count -= usize::from(self.told[at]);
         Lane {
             row: self.rows.remove(at),
             prompt: self.prompts.remove(at),
@@ -148,7 +158,8 @@ impl Lanes {
             }
             column.truncate(column.len() - gone.len());
         }
-        let lanes = gone.iter().map(|&at| self.get(at)).collect();
+        let lanes: Vec<Lane> = gone.iter().map(|&at| self.get(at)).collect();
+        self.told_count -= lanes.iter().filter(|lane| lane.told).count();
         close(&mut self.rows, gone);
         close(&mut self.prompts, gone);
         close(&mut self.ends, gone);
@@ -163,7 +174,7 @@ impl Lanes {
     /// Number of requests in front whose prompt is done once the planned steps have run: prompts that are
     /// part done are the newest, since nobody starts beside them.
     pub(super) fn decoding(&self) -> usize {
-        self.iter().rposition(|lane| !lane.prefilling()).map_or(0, |at| at + 1)
+        (0..self.len()).rev().find(|&at| !self.is_prefilling(at)).map_or(0, |at| at + 1)
     }
 
     /// Plans `tokens` more for the request at `at`.

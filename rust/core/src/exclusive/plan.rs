@@ -185,9 +185,9 @@ impl ExclusiveScheduler {
     /// Allocates the blocks that the planned tokens of the request at `at` need.
     fn take_slots(&mut self, at: usize) {
         let (_, projected, capacity) = self.lanes.slots(at);
-        let (held, needed) = (capacity / self.worst_case.block_size, self.worst_case.blocks_for(projected));
-        if needed > held {
-            self.take_blocks(at, needed - held);
+        let slots = self.worst_case.slots_for(projected);
+        if slots > capacity {
+            self.take_blocks(at, (slots - capacity).div_ceil(self.worst_case.block_size));
         }
     }
 
@@ -196,7 +196,7 @@ impl ExclusiveScheduler {
         let (row, ..) = self.lanes.slots(at);
         let run = self.requests.get_mut(row).and_then(|request| request.run.as_deref_mut());
         let blocks = &mut run.expect("a running request was started").blocks;
-        blocks.extend((0..count).map(|_| self.kv.allocate()));
+        self.kv.allocate(count, blocks);
         self.lanes.widen(at, count * self.worst_case.block_size);
     }
 
@@ -219,7 +219,7 @@ impl ExclusiveScheduler {
     /// An empty step with the next number and the ends that it is to deliver. Uses the memory of a step
     /// that nobody holds any more.
     fn fresh_step(&mut self) -> Arc<Step> {
-        let unheld = self.spare.iter_mut().position(|step| Arc::get_mut(step).is_some());
+        let unheld = self.spare.iter().position(|step| Arc::strong_count(step) == 1);
         let mut step = unheld.map(|at| self.spare.swap_remove(at)).unwrap_or_default();
         // Steps that somebody keeps are theirs from now on.
         self.spare.truncate(SPARE_MAX);
