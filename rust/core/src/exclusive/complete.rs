@@ -129,7 +129,7 @@ impl Pending {
     /// Positions in the step and among the running requests of the rows that are still there. Both keep
     /// the order of admission.
     fn live<'a>(&'a self, lanes: &'a Lanes) -> impl Iterator<Item = (usize, usize)> + 'a {
-        let mut from = self.first.unwrap_or(0);
+        let mut from = 0;
         (0..self.step.rows.len()).filter(|&at| !self.is_dropped(at)).map(move |at| {
             let place = self.place(at, from, lanes);
             from = place + 1;
@@ -137,8 +137,11 @@ impl Pending {
         })
     }
 
-    /// The place among the running requests, at or behind `from`, of the row at `at`.
+    /// The place among the running requests of the row at `at`, which is not before `from`.
     fn place(&self, at: usize, from: usize, lanes: &Lanes) -> usize {
+        if let Some(first) = self.first {
+            return first + at;
+        }
         let found = lanes.rows()[from..].iter().position(|&row| row == self.step.rows[at]);
         from + found.expect("a row that did not end has a lane")
     }
@@ -228,11 +231,11 @@ impl ExclusiveScheduler {
         if self.kv.shares() {
             self.offer_blocks(&pending);
         }
-        let Pending { step, decision, .. } = pending;
-        self.phase = self.phase.completed(decision);
-        self.delivered.extend(self.ended.drain(..step.finished.len()));
-        self.end(&step, &record.finishes);
+        self.phase = self.phase.completed(pending.decision);
+        self.delivered.extend(self.ended.drain(..pending.step.finished.len()));
+        self.end(&pending, &record.finishes);
         self.join();
+        let step = pending.step;
         if self.lanes.is_empty() && self.queue.is_empty() {
             self.state = Kind::Idle;
         } else if !step.rows.is_empty() {
@@ -269,12 +272,11 @@ impl ExclusiveScheduler {
             // Whoever decodes is in a decode step that is due.
             Kind::Decode => {
                 if self.lanes.tick(times) {
-                    let done = pending.live(&self.lanes).filter(|&(_, place)| self.lanes.is_spent(place));
-                    record.finishes.extend(done.map(|(at, _)| (at, Finish::Length)));
+                    self.note_spent(pending, &mut record.finishes);
                 }
             }
             Kind::Prefill => {
-                let mut from = pending.first.unwrap_or(0);
+                let mut from = 0;
                 for at in (0..step.rows.len()).filter(|&at| !pending.is_dropped(at)) {
                     let place = pending.place(at, from, &self.lanes);
                     from = place + 1;
@@ -294,6 +296,16 @@ impl ExclusiveScheduler {
         if !pending.dropped.is_empty() {
             record.silent.extend((0..step.rows.len()).filter(|&at| pending.is_dropped(at)));
             record.silent.sort_unstable();
+        }
+    }
+
+    fn note_spent(&self, pending: &Pending, finishes: &mut Vec<(usize, Finish)>) {
+        let mut spent = self.lanes.spent().peekable();
+        if let Some(first) = pending.first {
+            finishes.extend(spent.map(|place| (place - first, Finish::Length)));
+        } else {
+            let done = pending.live(&self.lanes).filter(|&(_, place)| spent.next_if_eq(&place).is_some());
+            finishes.extend(done.map(|(at, _)| (at, Finish::Length)));
         }
     }
 
@@ -338,16 +350,16 @@ impl ExclusiveScheduler {
         }
     }
 
-    /// Takes out who ended in `step`, in batch order.
-    fn end(&mut self, step: &Step, finishes: &[(usize, Finish)]) {
+    /// Takes out who ended in the step, in batch order.
+    fn end(&mut self, pending: &Pending, finishes: &[(usize, Finish)]) {
         if finishes.is_empty() {
             return;
         }
-        let mut rows = self.lanes.rows().iter();
         let mut from = 0;
         let place = |&(at, _): &(usize, Finish)| {
-            from += rows.position(|&row| row == step.rows[at]).expect("a row that ends has a lane") + 1;
-            from - 1
+            let place = pending.place(at, from, &self.lanes);
+            from = place + 1;
+            place
         };
         let places: Vec<usize> = finishes.iter().map(place).collect();
         let gone = self.lanes.remove(&places);

@@ -191,9 +191,11 @@ impl Lanes {
         self.next_end <= self.next_clock() || (self.decoding..count).any(spent)
     }
 
-    /// Whether the request at `at` has emitted all it may.
-    pub(super) fn is_spent(&self, at: usize) -> bool {
-        self.computed(at) == self.ends[at]
+    /// Positions of those that decode and have emitted all they may.
+    pub(super) fn spent(&self) -> impl Iterator<Item = usize> + '_ {
+        let clock = low(self.clock);
+        let columns = self.ends[..self.decoding].iter().zip(&self.counts[..self.decoding]).enumerate();
+        columns.filter(move |(_, (end, count))| **end == count.wrapping_add(clock)).map(|(at, _)| at)
     }
 
     /// For how many steps, with none planned, all that decode can go on.
@@ -209,9 +211,12 @@ impl Lanes {
         decoding.chain(joining.map(|(computed, planned)| computed + planned))
     }
 
-    /// Prompt tokens of the first `count` requests.
-    pub(super) fn prompts(&self, count: usize) -> impl Iterator<Item = u32> + Clone + '_ {
-        self.prompts[..count].iter().copied()
+    /// Whether some of the prompt of each of the first `count` requests is left then.
+    pub(super) fn prefilling(&self, count: usize) -> impl Iterator<Item = bool> + Clone + '_ {
+        let clock = low(self.next_clock());
+        let decoding = self.counts[..self.decoding].iter().zip(&self.prompts[..self.decoding]);
+        let decoding = decoding.map(move |(count, &prompt)| count.wrapping_add(clock) < prompt);
+        decoding.chain((self.decoding..count).map(|at| self.is_prefilling(at)))
     }
 
     /// Plans `tokens` more for the request at `at`, which does not decode.

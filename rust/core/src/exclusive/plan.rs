@@ -166,9 +166,14 @@ impl ExclusiveScheduler {
             step.computed.extend(self.lanes.projected(decoding));
         }
         step.padded = self.seqs_buckets.fit(step.total())?;
-        let rows = self.lanes.prompts(decoding).zip(self.lanes.projected(decoding));
-        let rows = rows.map(|(prompt, projected)| (projected < prompt, 1)).take(step.rows.len());
-        check(step.kind, step.padded, rows, |at| step.rows[at].index())?;
+        let name = |at: usize| step.rows[at].index();
+        if gap {
+            let rows = self.lanes.iter().filter(Lane::ready).map(|lane| (lane.prefilling(), 1));
+            check(step.kind, step.padded, rows, name)?;
+        } else {
+            let rows = self.lanes.prefilling(decoding).map(|prefilling| (prefilling, 1));
+            check(step.kind, step.padded, rows, name)?;
+        }
         let horizon = if gap { 1 } else { self.lanes.horizon() };
         self.turn_wheel(self.lanes.next_clock());
         for at in self.lanes.decoding()..decoding {
