@@ -172,9 +172,7 @@ impl ExclusiveScheduler {
             return Err(Error::invalid("times", times, format!("from 1 to the horizon, {horizon}")));
         }
         self.check_tokens(pending, Tokens::LeftOut)?;
-        for more in 1..times {
-            self.turn_wheel(self.lanes.clock() + u64::from(more));
-        }
+        self.turn_wheel(self.lanes.next_clock(), times - 1);
         Ok(self.apply(Tokens::LeftOut, times))
     }
 

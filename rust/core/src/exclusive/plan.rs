@@ -175,7 +175,7 @@ impl ExclusiveScheduler {
             check(step.kind, step.padded, rows, name)?;
         }
         let horizon = if gap { 1 } else { self.lanes.horizon() };
-        self.turn_wheel(self.lanes.next_clock());
+        self.turn_wheel(self.lanes.next_clock(), 1);
         for at in self.lanes.decoding()..decoding {
             if self.lanes.get(at).ready() {
                 self.lanes.plan(at, 1);
@@ -186,19 +186,23 @@ impl ExclusiveScheduler {
         Ok(horizon)
     }
 
-    /// Gives a block to each request that decodes at `clock` and then needs one, in batch order.
-    pub(super) fn turn_wheel(&mut self, clock: u64) {
+    /// Gives a block to each request that needs one when it decodes at each of `steps` clocks from `clock`
+    /// on, step by step and in batch order.
+    pub(super) fn turn_wheel(&mut self, clock: u64, steps: u32) {
         let Self { wheel, requests, kv, worst_case, .. } = self;
         let WorstCase { block_size, max_model_len, .. } = *worst_case;
-        wheel.slot(clock).retain(|&row| {
-            let run = requests.get_mut(row).and_then(|request| request.run.as_deref_mut());
-            let run = run.expect("who decodes was started");
-            // Not there yet where a step was planned before that went void.
-            if run.need_at == clock && run.end_at > clock {
-                kv.allocate(1, &mut run.blocks);
-                run.need_at += u64::from(block_size);
-            }
-            run.slots(block_size) < max_model_len
+        wheel.turn(clock, steps, |clock, slot| {
+            slot.retain(|&row| {
+                let run = requests.get_mut(row).and_then(|request| request.run.as_deref_mut());
+                let run = run.expect("who decodes was started");
+                // It needs none yet where a step was planned before that went void, and none any more where
+                // it ends in the step before.
+                if run.need_at == clock && run.end_at > clock {
+                    kv.allocate(1, &mut run.blocks);
+                    run.need_at += u64::from(block_size);
+                }
+                run.slots(block_size) < max_model_len
+            });
         });
     }
 

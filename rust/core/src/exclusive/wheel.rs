@@ -22,8 +22,20 @@ impl Wheel {
 
     /// Those that may need a block at `clock`, in the order in which they came.
     pub(super) fn slot(&mut self, clock: u64) -> &mut Vec<Row> {
-        let at = clock % self.slots.len() as u64;
-        &mut self.slots[usize::try_from(at).expect("below the number of slots")]
+        let at = self.at(clock);
+        &mut self.slots[at]
+    }
+
+    /// The slots of `steps` clocks from `clock` on, each with its clock.
+    pub(super) fn turn(&mut self, clock: u64, steps: u32, mut visit: impl FnMut(u64, &mut Vec<Row>)) {
+        let mut at = self.at(clock);
+        for clock in clock..clock + u64::from(steps) {
+            let slot = &mut self.slots[at];
+            if !slot.is_empty() {
+                visit(clock, slot);
+            }
+            at = if at + 1 < self.slots.len() { at + 1 } else { 0 };
+        }
     }
 
     /// Takes out a request that would next need a block at `clock`.
@@ -31,6 +43,10 @@ impl Wheel {
         let slot = self.slot(clock);
         let at = slot.iter().position(|&other| other == row).expect("who decodes is on the wheel");
         slot.remove(at);
+    }
+
+    fn at(&self, clock: u64) -> usize {
+        usize::try_from(clock % self.slots.len() as u64).expect("below the number of slots")
     }
 
     /// How many are on it.
