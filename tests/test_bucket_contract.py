@@ -127,6 +127,16 @@ def test_a_void_step_costs_no_turn(impl):
     assert advance(s)[0].num_scheduled_tokens == {"c": 10}
 
 
+def test_a_void_step_leaves_what_is_owed(impl):
+    s = make(impl, max_consecutive_prefill_steps=1, min_decode_steps=2)
+    add(impl, s, a=(10, 9), b=(10, 9), c=(10, 9))
+    assert [advance(s)[0].kind for _ in range(3)] == ["prefill", "prefill", "decode"]
+    s.cancel("c")
+    assert s.schedule().kind == "decode", "nobody wants a prefill now"
+    add(impl, s, d=(10, 9))
+    assert [advance(s)[0].kind for _ in range(2)] == ["decode", "prefill"], "one decode step is still owed"
+
+
 # Ahead
 
 
