@@ -300,6 +300,11 @@ def test_schedulers_differ():
     assert mixed["padding"] == {"prefill": {}, "decode": {}}
 
 
+def test_options_that_the_mixed_scheduler_ignores_are_named(capsys: pytest.CaptureFixture[str]):
+    summary("--requests", "5", "--scheduler", "mixed", "--policy", "priority", "--max-num-seqs", "4", "--dcp=1")
+    assert capsys.readouterr().err == "no effect with --scheduler mixed: --policy, --dcp\n"
+
+
 def test_a_shorter_step_is_a_sooner_token():
     slow, fast = (summary("--requests", "100", "--cost", f"prefill_ms={ms},decode_ms=25") for ms in ("100", "50.5"))
     assert fast["ttft_ms"]["mean"] < slow["ttft_ms"]["mean"]
@@ -339,6 +344,13 @@ def test_a_reader_that_goes_away_is_no_error():
     process.stdout.close()
     _, message = process.communicate()
     assert (process.returncode, message) == (141, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_standard_output_is_told():
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*COMMAND, "replay", "--requests", "5"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, "error: standard output: No space left on device\n")
 
 
 # Published traces

@@ -108,7 +108,8 @@ def test_piped_tables_are_plain_text_of_80_columns(monkeypatch: pytest.MonkeyPat
 def test_tables_survive_an_output_of_ascii_only():
     data = io.BytesIO()
     file = io.TextIOWrapper(data, encoding="ascii", write_through=True)
-    write_tables(summary(), title="t.csv", file=file)
+    write_tables(summary(), title="\u6f22\udcff.csv", file=file)
+    assert data.getvalue().startswith(b"??.csv\n")
     assert b"####" in data.getvalue()
 
 

@@ -8,9 +8,12 @@ from oracle import MixedOracle, MixedReq
 
 
 def sizes(draw, kv_tokens):
-    """A prompt and its outputs; some will never fit."""
+    """A prompt and its outputs; some never fit, others fill the cache exactly, alone or in halves and quarters."""
     prompt_len = draw(st.integers(1, max(1, kv_tokens * 2 // 3)))
     max_new = draw(st.integers(1, max(1, kv_tokens * 2 // 3)))
+    for share in draw(st.sampled_from([(), (), (1, 2, 4)])):
+        if prompt_len < kv_tokens // share:
+            max_new = kv_tokens // share - prompt_len
     begun = draw(st.sampled_from([False, False, True]))
     prefilled = draw(st.integers(0, prompt_len)) if begun else 0
     generated = draw(st.integers(0, max_new - 1)) if begun else 0
@@ -21,7 +24,7 @@ def sizes(draw, kv_tokens):
 def histories(draw):
     """A configuration and what a caller does, with up to 40 requests."""
     config = draw(st.tuples(st.integers(1, 64), st.integers(1, 8), st.integers(4, 200)))
-    kinds = ["add", "add", "step", "steps", "schedule", "complete", "cancel", "again"]
+    kinds = ["add", "add", "step", "steps", "schedule", "complete", "cancel", "again", "cancel_planned"]
     operations = []
     added = 0
     for kind in draw(st.lists(st.sampled_from(kinds), max_size=100)):
@@ -30,6 +33,8 @@ def histories(draw):
             added += 1
         elif kind in ("cancel", "again"):
             operations.append((kind, draw(st.integers(0, max(0, added - 1)))))
+        elif kind == "cancel_planned":
+            operations.append((kind, draw(st.integers(0, 7))))
         elif kind == "steps":
             operations.append((kind, draw(st.integers(2, 20))))
         else:
@@ -85,6 +90,13 @@ class Pair:
     def complete(self, _):
         answers = self.both("complete", (self.plans[0],), (self.plans[1],))
         assert answers[0] == answers[1]
+
+    def cancel_planned(self, position):
+        """A step, one of whose requests is cancelled before it completes."""
+        self.schedule(None)
+        if self.plans[1]:
+            self.cancel(self.plans[1][position % len(self.plans[1])][0].rid)
+        self.complete(None)
 
     def step(self, _):
         self.schedule(None)

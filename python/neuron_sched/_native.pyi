@@ -1,6 +1,7 @@
 """Native half of `neuron_sched`. Use the names that the package exports."""
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Literal, SupportsIndex, TypedDict, final, overload, type_check_only
 
 __version__: str
@@ -587,3 +588,90 @@ class BucketScheduler:
     @property
     def reserved_blocks(self) -> int:
         """KV blocks that running requests may need at worst."""
+
+@final
+class TraceRequest:
+    """One request of a workload; an immutable value.
+
+    >>> TraceRequest("a", "0.25", 128, 16)
+    TraceRequest(id='a', arrival_s=0.25, prompt_tokens=128, output_tokens=16)
+    """
+
+    def __new__(
+        cls,
+        id: str,
+        arrival_s: int | float | str | Decimal,
+        prompt_tokens: int,
+        output_tokens: int,
+        *,
+        priority: int = 0,
+        hash_ids: Iterable[int] | None = None,
+    ) -> TraceRequest:
+        """`arrival_s` in seconds, at least 0, kept to the nanosecond (half up); only differences between requests
+        matter. A float counts as the shortest decimal that stands for it. `hash_ids` tell the content of the prompt,
+        one for each 512 tokens: equal ids are equal tokens, which prefix caching shares.
+
+        ValueError names every bad field.
+        """
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def arrival_s(self) -> float: ...
+    @property
+    def arrival_ns(self) -> int:
+        """The arrival in whole nanoseconds."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def output_tokens(self) -> int: ...
+    @property
+    def priority(self) -> int:
+        """For the policy of that name: the lower number first. 0 unless given."""
+
+    @property
+    def hash_ids(self) -> tuple[int, ...] | None: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class Cost:
+    """Step times of a device, in nanoseconds, from milliseconds rounded half up; see `neuron_sched.simulate`."""
+
+    @staticmethod
+    def constant(prefill_ms: int | float | str | Decimal, decode_ms: int | float | str | Decimal) -> Cost: ...
+    @staticmethod
+    def table(
+        prefill: Mapping[int, int | float | str | Decimal], decode: Mapping[int, int | float | str | Decimal]
+    ) -> Cost: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class ReplayReport:
+    """The result of a replay; `neuron_sched.simulate.Report` gives it a face."""
+
+    def summary(self) -> dict[str, Any]: ...
+    def __len__(self) -> int:
+        """Number of requests."""
+
+    def request(
+        self, index: int
+    ) -> tuple[
+        str, Literal["completed", "rejected"], str | None, float, float | None, float | None, float | None, int
+    ]: ...
+    @property
+    def num_steps(self) -> int | None: ...
+    def step(self, index: int) -> tuple[float, float, Literal["prefill", "decode"], dict[str, int], int]: ...
+
+def replay(
+    requests: Sequence[TraceRequest],
+    config: NeuronConfig,
+    cost: Cost,
+    scheduler: str,
+    record_steps: bool,
+    progress: Callable[[int, int], object] | None,
+) -> ReplayReport:
+    """What `neuron_sched.simulate.replay` calls. Other threads go on while it runs."""

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from neuron_sched import NeuronConfig, __version__
 from neuron_sched.atomic import write_atomically
-from neuron_sched.options import add_options, config_of
+from neuron_sched.options import add_options, config_of, given
 from neuron_sched.simulate import cost_of, profiles, replay
 from neuron_sched.trace import TraceRequest, encode_trace, read_trace, synthetic
 
@@ -49,10 +49,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader has gone; the interpreter's own flush at exit must not fail once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return EXIT_BROKEN_PIPE
+    except OSError as error:
+        _drop_output()
+        print(f"error: standard output: {error.strerror}", file=sys.stderr)
+        return EXIT_USAGE
     return status
+
+
+def _drop_output() -> None:
+    """Nobody takes what is still to be written, and the interpreter's own flush at exit must not fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -71,6 +79,7 @@ def _add_replay(commands: Any) -> None:
     command = commands.add_parser(
         "replay",
         help="latencies, throughput and padding of a workload, without the hardware",
+        usage="neuron-sched replay [OPTION]... [TRACE]",
         description="Replays a workload through the scheduler on a virtual clock: what latencies, what throughput and "
         "how much padding would a configuration have?",
         epilog="Exit status: 0; 2 for usage errors, bad rows and unreadable files; 3 when requests were refused.",
@@ -125,6 +134,8 @@ def _replay(arguments: argparse.Namespace) -> int:
     tables = _tables_wanted(arguments)
     if tables:
         from neuron_sched.report import progress_bar, write_tables
+    if arguments.scheduler == "mixed" and (idle := [option.flag for option in given(arguments) if not option.mixed]):
+        print(f"no effect with --scheduler mixed: {', '.join(idle)}", file=sys.stderr)
     with progress_bar(len(workload)) if tables else nullcontext() as progress:
         result = replay(workload, config=config, cost=cost, scheduler=arguments.scheduler, progress=progress)
     if trace_bytes is not None:
@@ -147,11 +158,11 @@ def _collect(faults: list[str], make: Callable[[], T]) -> T | None:
 
 def _workload(arguments: argparse.Namespace) -> list[TraceRequest]:
     knobs = {"requests": arguments.requests, "rate_per_s": arguments.rate, "seed": arguments.seed}
-    given = {name: value for name, value in knobs.items() if value is not None}
+    turned = {name: value for name, value in knobs.items() if value is not None}
     if arguments.trace is None:
-        return synthetic(**given)
-    if given:
-        names = ", ".join(f"--{name.removesuffix('_per_s')}" for name in given)
+        return synthetic(**turned)
+    if turned:
+        names = ", ".join(f"--{name.removesuffix('_per_s')}" for name in turned)
         raise UsageError(f"{names}: for the synthetic workload only, not with TRACE")
     trace = read_trace(arguments.trace, skip_bad=arguments.skip_bad)
     if trace.skipped:

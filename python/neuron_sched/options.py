@@ -52,6 +52,8 @@ class Option:
     placeholder: str
     help: str
     default: object = None
+    mixed: bool = False
+    """Whether the token-budget scheduler looks at it."""
 
     @property
     def flag(self) -> str:
@@ -59,11 +61,11 @@ class Option:
 
 
 OPTIONS = (
-    Option("max_num_seqs", whole, "N", "most requests that run at once (slots)", 96),
-    Option("max_num_batched_tokens", whole, "N", "most tokens of one step", 8192),
-    Option("max_model_len", whole, "N", "longest sequence, prompt and output together", 16384),
-    Option("block_size", whole, "N", "tokens of one KV block", 32),
-    Option("num_blocks", whole, "N", "usable KV blocks", 8192),
+    Option("max_num_seqs", whole, "N", "most requests that run at once (slots)", 96, mixed=True),
+    Option("max_num_batched_tokens", whole, "N", "most tokens of one step", 8192, mixed=True),
+    Option("max_model_len", whole, "N", "longest sequence, prompt and output together", 16384, mixed=True),
+    Option("block_size", whole, "N", "tokens of one KV block", 32, mixed=True),
+    Option("num_blocks", whole, "N", "usable KV blocks", 8192, mixed=True),
     Option(
         "num_batched_tokens_buckets", whole_list, "N,N,...", "compiled prefill sizes (default: doubling from 128 up)"
     ),
@@ -106,7 +108,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         )
 
 
+def given(arguments: argparse.Namespace) -> list[Option]:
+    """The options that have a value: from the command line, or a default of their own."""
+    return [option for option in OPTIONS if getattr(arguments, option.field) is not None]
+
+
 def config_of(arguments: argparse.Namespace) -> NeuronConfig:
     """The configuration that the options name; raises its ValueError, a line for each fault."""
-    values = {option.field: getattr(arguments, option.field) for option in OPTIONS}
-    return NeuronConfig(**{field: value for field, value in values.items() if value is not None})
+    return NeuronConfig(**{option.field: getattr(arguments, option.field) for option in given(arguments)})

@@ -53,7 +53,9 @@ def write_tables(summary: Summary, *, title: str, setting: Sequence[str] = (), f
             if table is not None:
                 console.print("", table)
     # rich fills lines with blanks up to the table's edge.
-    file.write("\n".join(line.rstrip() for line in captured.get().rstrip().split("\n")) + "\n")
+    text = "\n".join(line.rstrip() for line in captured.get().rstrip().split("\n")) + "\n"
+    # The title may name a file in letters that the output does not have.
+    file.write(text.encode(console.encoding, "replace").decode(console.encoding))
 
 
 @contextmanager

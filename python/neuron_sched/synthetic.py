@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from decimal import Decimal
 
 from neuron_sched._native import TraceRequest
+from neuron_sched.trace_fields import seconds
 
 GRID_PER_S = 1_000_000
 """Arrivals are whole microseconds, so a written trace has the very same ones."""
@@ -49,13 +49,13 @@ def synthetic(
         raise ValueError(f"rate_per_s: {rate_per_s!r}: expected a number from {RATE_PER_S_MIN} to {GRID_PER_S}")
     chance = random.Random(seed)
     made = []
-    arrival = 0
+    arrival_ns = 0
     for position in range(requests):
         if position:
-            arrival += round(chance.expovariate(rate_per_s) * GRID_PER_S)
+            arrival_ns += round(chance.expovariate(rate_per_s) * GRID_PER_S) * (10**9 // GRID_PER_S)
         prompt_tokens = _length(chance, prompt_tokens_median, PROMPT_SIGMA, prompt_tokens_max)
         output_tokens = _length(chance, output_tokens_median, OUTPUT_SIGMA, output_tokens_max)
-        made.append(TraceRequest(str(position), Decimal(arrival).scaleb(-6), prompt_tokens, output_tokens))
+        made.append(TraceRequest(str(position), seconds(arrival_ns), prompt_tokens, output_tokens))
     return made
 
 

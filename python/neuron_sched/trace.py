@@ -18,12 +18,22 @@ import os
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 
 from neuron_sched._native import TraceRequest
 from neuron_sched.synthetic import synthetic
-from neuron_sched.trace_fields import FieldError, Moment, arrival, count, hash_ids, identifier, priority, whole
+from neuron_sched.trace_fields import (
+    FieldError,
+    Moment,
+    arrival,
+    count,
+    exact,
+    hash_ids,
+    identifier,
+    priority,
+    seconds,
+    whole,
+)
 from neuron_sched.trace_writer import encode_trace, write_trace
 
 __all__ = ["BadRow", "Trace", "TraceError", "TraceRequest", "encode_trace", "read_trace", "synthetic", "write_trace"]
@@ -191,7 +201,7 @@ def _json_format(name: str, lines: list[Line]) -> Columns:
 def _json_row(line: str) -> Row:
     expected = "one whole JSON object"
     try:
-        value = json.loads(line, parse_float=Decimal, parse_constant=Decimal)
+        value = json.loads(line, parse_float=exact, parse_constant=exact)
     except (ValueError, RecursionError) as error:  # ValueError: bad JSON, and a number of thousands of digits
         raise FieldError("row", line, expected) from error
     if not isinstance(value, dict):
@@ -265,7 +275,7 @@ def _requests(name: str, columns: Columns, parse: Parse, lines: list[Line]) -> t
         requests.append(
             TraceRequest(
                 request.id,
-                Decimal(arrival_ns).scaleb(-9),
+                seconds(arrival_ns),
                 request.prompt_tokens,
                 request.output_tokens,
                 priority=request.priority,

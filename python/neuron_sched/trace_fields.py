@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from decimal import ROUND_HALF_UP, Context, Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 
 TOKENS_MAX = 2**31 - 1
 """The largest count of tokens, as in `NeuronConfig`."""
@@ -73,14 +73,26 @@ def arrival(field: str, value: object, decimals: int, before: Moment | None) -> 
 
 def _nanoseconds(field: str, value: object, decimals: int) -> int:
     most = SECONDS_MAX * 10 ** (9 - decimals)
-    number = None
-    if isinstance(value, str) and NUMBER.fullmatch(value.strip()):
-        number = Decimal(value.strip())
-    elif isinstance(value, (int, Decimal)) and not isinstance(value, bool):
-        number = Decimal(value)
-    if number is None or not number.is_finite() or not 0 <= number <= most:
+    number = exact(value.strip()) if isinstance(value, str) and NUMBER.fullmatch(value.strip()) else value
+    if isinstance(number, int) and not isinstance(number, bool):
+        number = Decimal(number)
+    if not isinstance(number, Decimal) or not number.is_finite() or not 0 <= number <= most:
         raise FieldError(field, value, f"a date-time or a number from 0 to {most}")
     return _half_up(number, decimals)
+
+
+def exact(text: str) -> Decimal | str:
+    """The number that is spelt, or the text when its exponent is beyond all bounds."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return text
+
+
+def seconds(ns: int) -> str:
+    """Exact decimal seconds, without zeros at the end."""
+    whole_s, rest = divmod(ns, 10**9)
+    return f"{whole_s}.{rest:09d}".rstrip("0") if rest else str(whole_s)
 
 
 def _half_up(number: Decimal, decimals: int) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from neuron_sched._native import TraceRequest
 from neuron_sched.atomic import write_atomically
+from neuron_sched.trace_fields import seconds
 
 
 def write_trace(path: str | os.PathLike[str], requests: Iterable[TraceRequest]) -> None:
@@ -38,12 +39,6 @@ def encode_trace(path: str | os.PathLike[str], requests: Iterable[TraceRequest])
     return gzip.compress(data, mtime=0) if compressed else data
 
 
-def _seconds(arrival_ns: int) -> str:
-    """Exact decimal seconds, without zeros at the end."""
-    whole, rest = divmod(arrival_ns, 10**9)
-    return f"{whole}.{rest:09d}".rstrip("0") if rest else str(whole)
-
-
 def _optional(requests: list[TraceRequest]) -> tuple[bool, bool]:
     """Whether ids and priorities must be written: not when all are what the reader gives by default."""
     ids = any(request.id != str(position) for position, request in enumerate(requests))
@@ -60,7 +55,7 @@ def _csv_text(requests: list[TraceRequest]) -> str:
     for request in requests:
         if request.hash_ids is not None:
             raise ValueError(f"hash_ids: request {request.id!r} has them and CSV cannot hold them: write .jsonl")
-        row: list[object] = [_seconds(request.arrival_ns), request.prompt_tokens, request.output_tokens]
+        row: list[object] = [seconds(request.arrival_ns), request.prompt_tokens, request.output_tokens]
         if with_id:
             row.append(_csv_id(request.id))
         if with_priority:
@@ -88,5 +83,5 @@ def _json_text(requests: list[TraceRequest]) -> str:
         if request.hash_ids is not None:
             row["hash_ids"] = list(request.hash_ids)
         # json has no exact decimals, so this number is put in as text.
-        lines.append(f'{{"arrival_s": {_seconds(request.arrival_ns)}, {json.dumps(row)[1:]}\n')
+        lines.append(f'{{"arrival_s": {seconds(request.arrival_ns)}, {json.dumps(row)[1:]}\n')
     return "".join(lines)

@@ -17,6 +17,8 @@ pub struct BlockPool {
     back_len: u32,
     refs: Vec<u32>,
     cached: Vec<bool>,
+    /// How many are cached, owned ones included.
+    cached_len: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -36,30 +38,47 @@ impl BlockPool {
             back_len: 0,
             refs: vec![0],
             cached: vec![false],
+            cached_len: 0,
         }
     }
 
-    /// Takes the next free block, with one reference. The flag tells whether it still was cached: its
-    /// content is lost now.
-    pub fn pop(&mut self) -> Option<(u32, bool)> {
-        let block = if let Some(block) = self.front.pop() {
-            block
-        } else if self.used < self.total {
-            self.used += 1;
-            self.back.push(Link::default());
-            self.refs.push(0);
-            self.cached.push(false);
-            self.used
-        } else if self.back_len > 0 {
+    /// Appends the next `count` free blocks to `blocks`, with one reference each, and names those that were
+    /// cached: their content is lost now. `false`, with nothing changed, when there are not as many.
+    pub fn take(&mut self, count: u32, blocks: &mut Vec<u32>, evict: impl FnMut(u32)) -> bool {
+        if count > self.free() {
+            return false;
+        }
+        let plain = count.min(self.front_len());
+        let kept = self.front.len() - plain as usize;
+        for &block in self.front[kept..].iter().rev() {
+            self.refs[block as usize] = 1;
+            blocks.push(block);
+        }
+        self.front.truncate(kept);
+        if plain < count {
+            self.take_behind_front(count - plain, blocks, evict);
+        }
+        true
+    }
+
+    /// Takes never used blocks, then cached ones.
+    fn take_behind_front(&mut self, count: u32, blocks: &mut Vec<u32>, mut evict: impl FnMut(u32)) {
+        let new = count.min(self.total - self.used);
+        blocks.extend(self.used + 1..=self.used + new);
+        self.used += new;
+        let used = self.used as usize + 1;
+        self.back.resize(used, Link::default());
+        self.refs.resize(used, 1);
+        self.cached.resize(used, false);
+        for _ in new..count {
             let block = self.back[0].next;
             self.unlink(block);
-            block
-        } else {
-            return None;
-        };
-        let at = block as usize;
-        self.refs[at] = 1;
-        Some((block, std::mem::replace(&mut self.cached[at], false)))
+            self.refs[block as usize] = 1;
+            self.cached[block as usize] = false;
+            self.cached_len -= 1;
+            evict(block);
+            blocks.push(block);
+        }
     }
 
     /// Adds a reference to a cached block, which may be free.
@@ -75,22 +94,27 @@ impl BlockPool {
     /// Marks an owned block as one whose content may be served again.
     pub fn cache(&mut self, block: u32) {
         assert!(self.refs[block as usize] > 0, "only an owned block is cached");
-        self.cached[block as usize] = true;
+        self.cached_len += u32::from(!std::mem::replace(&mut self.cached[block as usize], true));
     }
 
     /// Drops one reference to each of a request's blocks, last block first.
     pub fn release(&mut self, blocks: &[u32]) {
-        for &block in blocks.iter().rev() {
-            let at = block as usize;
-            assert!(self.refs[at] > 0, "only an owned block is released");
-            self.refs[at] -= 1;
-            if self.refs[at] == 0 && self.cached[at] {
-                self.link_last(block);
+        for &block in blocks {
+            let refs = &mut self.refs[block as usize];
+            assert!(*refs > 0, "only an owned block is released");
+            *refs -= 1;
+            // In order of the request, so that its last block ends up on top.
+            if *refs == 0 && !self.cached[block as usize] {
+                self.front.push(block);
             }
         }
-        // The last block ends up on top.
-        self.front
-            .extend(blocks.iter().filter(|&&block| self.refs[block as usize] == 0 && !self.cached[block as usize]));
+        if self.cached_len > 0 {
+            for &block in blocks.iter().rev() {
+                if self.refs[block as usize] == 0 && self.cached[block as usize] {
+                    self.link_last(block);
+                }
+            }
+        }
     }
 
     /// References to `block`.
@@ -144,15 +168,17 @@ impl BlockPool {
 mod tests {
     use super::*;
 
-    fn take(pool: &mut BlockPool, count: usize) -> Vec<u32> {
-        (0..count).map(|_| pool.pop().unwrap().0).collect()
+    fn take(pool: &mut BlockPool, count: u32) -> Vec<u32> {
+        let mut blocks = Vec::new();
+        assert!(pool.take(count, &mut blocks, |block| panic!("{block} is cached")));
+        blocks
     }
 
     #[test]
     fn ascending_at_first_and_never_block_0() {
         let mut pool = BlockPool::new(3);
         assert_eq!(take(&mut pool, 3), [1, 2, 3]);
-        assert_eq!((pool.pop(), pool.free()), (None, 0));
+        assert!(!pool.take(1, &mut Vec::new(), |_| ()) && pool.free() == 0);
     }
 
     #[test]
@@ -166,8 +192,10 @@ mod tests {
         pool.share(2);
         assert_eq!((pool.free_queue(), pool.refs(2), pool.free()), (vec![4, 3, 5, 6, 1], 1, 5));
         assert_eq!(take(&mut pool, 4), [4, 3, 5, 6]);
-        assert_eq!(pool.pop(), Some((1, true)));
-        assert_eq!((pool.pop(), pool.is_cached(1), pool.is_cached(2)), (None, false, true));
+        let (mut blocks, mut evicted) = (Vec::new(), Vec::new());
+        assert!(pool.take(1, &mut blocks, |block| evicted.push(block)));
+        assert_eq!((blocks, evicted, pool.free()), (vec![1], vec![1], 0));
+        assert!(!pool.is_cached(1) && pool.is_cached(2));
     }
 
     #[test]

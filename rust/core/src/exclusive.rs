@@ -145,8 +145,8 @@ struct Pending {
     left: Option<(Row, Wait)>,
     /// Decode steps certain to be equal, this one included.
     horizon: u32,
-    /// Whether it decodes all of the first running requests, without a gap.
-    front: bool,
+    /// Position of its first row among the running requests, where its rows follow each other without a gap.
+    first: Option<usize>,
 }
 
 /// The scheduler.
@@ -176,6 +176,8 @@ pub struct ExclusiveScheduler {
     /// Steps and a completion that nobody may hold any more, to be filled again.
     spare: Vec<Arc<Step>>,
     completion: Option<Arc<Completion>>,
+    /// Room for the blocks to take in a run of steps: step and position of the request, as one number.
+    takes: Vec<u64>,
 }
 
 impl ExclusiveScheduler {
@@ -205,6 +207,7 @@ impl ExclusiveScheduler {
             next_step: 0,
             spare: Vec::new(),
             completion: None,
+            takes: Vec::new(),
         }
     }
 
@@ -371,7 +374,7 @@ impl ExclusiveScheduler {
     /// Whether a prompt is part done once the planned steps have run. Prompts that are part done are the
     /// newest of the running requests: nobody starts beside them.
     fn prefill_in_progress(&self) -> bool {
-        self.lanes.last().is_some_and(|lane| lane.prefilling())
+        self.lanes.last_prefilling()
     }
 
     /// The choice of `phase` once the planned steps have run.
@@ -406,9 +409,9 @@ impl ExclusiveScheduler {
         run.computed = lane.computed;
         self.kv.release(&run.blocks);
         for pending in &mut self.pending {
+            pending.first = None;
             if pending.step.rows.contains(&lane.row) {
                 pending.dropped.push(lane.row);
-                pending.front = false;
             }
         }
     }

@@ -26,13 +26,11 @@ impl KvCache {
         }
     }
 
-    /// Takes one block; a content that it still held is forgotten.
-    pub fn allocate(&mut self) -> u32 {
-        let (block, was_cached) = self.pool.pop().expect("every block that is asked for was reserved");
-        if was_cached {
-            self.index.as_mut().expect("cached").evict(block);
-        }
-        block
+    /// Appends the next `count` blocks to `blocks`; what one still held is forgotten.
+    pub fn allocate(&mut self, count: u32, blocks: &mut Vec<u32>) {
+        let Self { pool, index, .. } = self;
+        let evict = |block| index.as_mut().expect("a block is cached in the index").evict(block);
+        assert!(pool.take(count, blocks, evict), "every block that is asked for was reserved");
     }
 
     /// Gives up a request's blocks, or its share of them.

@@ -70,7 +70,12 @@ impl WorstCase {
 
     /// Blocks that hold `tokens` and the slots kept beyond them.
     pub fn blocks_for(&self, tokens: u32) -> u32 {
-        self.capped(u64::from(tokens)).max(tokens).div_ceil(self.block_size)
+        self.slots_for(tokens).div_ceil(self.block_size)
+    }
+
+    /// Slots for `tokens` and those kept beyond them.
+    pub fn slots_for(&self, tokens: u32) -> u32 {
+        self.capped(u64::from(tokens)).max(tokens)
     }
 
     fn capped(&self, tokens: u64) -> u32 {

@@ -58,8 +58,6 @@ pub struct MixedScheduler {
     running: Vec<Running>,
     reserved: u64,
     plan: Vec<Planned>,
-    /// Where in `running` each planned request stood: right unless somebody was cancelled since.
-    places: Vec<usize>,
     /// Budget that the plan left over.
     spare: u64,
     due: bool,
@@ -88,7 +86,6 @@ impl MixedScheduler {
             running: Vec::new(),
             reserved: 0,
             plan: Vec::new(),
-            places: Vec::new(),
             spare: token_budget,
             due: false,
             revision: 0,
@@ -126,46 +123,36 @@ impl MixedScheduler {
         self.end_run();
         self.revision += 1;
         self.plan.clear();
-        self.places.clear();
         self.spare = self.token_budget;
-        for place in 0..self.running.len() {
-            if self.spare == 0 {
-                break;
-            }
-            if self.running[place].prompt_left == 0 {
-                self.plan_at(place);
-            }
-        }
+        let budget = usize::try_from(self.token_budget).unwrap_or(usize::MAX);
+        let decoding = self.running.iter().filter(|running| running.prompt_left == 0).take(budget);
+        self.plan.extend(decoding.map(|running| Planned { row: running.row, tokens: 1 }));
         let decodes = self.plan.len();
+        self.spare -= decodes as u64;
+
         let everybody_decodes = decodes == self.running.len();
         if !everybody_decodes {
-            for place in 0..self.running.len() {
+            for running in self.running.iter().filter(|running| running.prompt_left > 0) {
                 if self.spare == 0 {
                     break;
                 }
-                if self.running[place].prompt_left > 0 {
-                    self.plan_at(place);
-                }
+                let tokens = running.prompt_left.min(self.spare);
+                self.plan.push(Planned { row: running.row, tokens });
+                self.spare -= tokens;
             }
         }
         while self.head_wait() == Some(Wait::Ready) {
-            self.admit_head();
-            self.plan_at(self.running.len() - 1);
+            let Running { row, prompt_left, .. } = *self.admit_head();
+            let tokens = prompt_left.clamp(1, self.spare);
+            self.plan.push(Planned { row, tokens });
+            self.spare -= tokens;
         }
         if everybody_decodes && self.running[decodes..].iter().all(|admitted| admitted.prompt_left == 0) {
             self.start_run();
         }
     }
 
-    fn plan_at(&mut self, place: usize) {
-        let Running { row, prompt_left, .. } = self.running[place];
-        let tokens = prompt_left.clamp(1, self.spare);
-        self.plan.push(Planned { row, tokens });
-        self.places.push(place);
-        self.spare -= tokens;
-    }
-
-    fn admit_head(&mut self) {
+    fn admit_head(&mut self) -> &Running {
         let row = self.waiting.pop().expect("somebody waits");
         let Request { start, ticket } = self.rows.get(row).expect("who waits is alive");
         self.reserved += start.reservation();
@@ -175,6 +162,7 @@ impl MixedScheduler {
             prompt_left: start.prompt_len - start.prefilled,
             outputs_left: start.max_new - start.generated,
         });
+        self.running.last().expect("just admitted")
     }
 
     fn start_run(&mut self) {
@@ -214,12 +202,15 @@ impl MixedScheduler {
         self.end_run();
         self.emitted.clear();
         let mut some_finished = false;
-        for (&Planned { row, tokens }, &place) in self.plan.iter().zip(&self.places) {
-            let place = match self.running.get(place) {
-                Some(running) if running.row == row => Some(place),
+        // Mostly the plan goes along `running`, from each request to the next.
+        let mut next = 0;
+        for &Planned { row, tokens } in &self.plan {
+            let place = match self.running.get(next) {
+                Some(running) if running.row == row => Some(next),
                 _ => self.rows.get(row).and_then(|request| place_of(&self.running, request.ticket)),
             };
             let Some(place) = place else { continue };
+            next = place + 1;
             let running = &mut self.running[place];
             if running.prompt_left > tokens {
                 running.prompt_left -= tokens;
@@ -370,7 +361,6 @@ impl MixedScheduler {
             + self.waiting.heap_bytes()
             + self.running.capacity() * size_of::<Running>()
             + self.plan.capacity() * size_of::<Planned>()
-            + self.places.capacity() * size_of::<usize>()
             + self.emitted.capacity() * size_of::<Emitted>()
     }
 }

@@ -121,7 +121,7 @@ pub fn check<N: std::fmt::Display>(
         Kind::Idle => true,
     };
     // Counted first, which runs over several rows at a time; searched for only when there is one.
-    if rows.clone().filter(|&row| wrong(row)).count() > 0 {
+    if rows.clone().map(|row| u32::from(wrong(row))).sum::<u32>() > 0 {
         let found = rows.clone().enumerate().find(|&(_, row)| wrong(row));
         let (at, (prefill, count)) = found.expect("one was counted");
         let row = if prefill { "prefill" } else { "decode" };

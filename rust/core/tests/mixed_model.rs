@@ -5,7 +5,6 @@ use neuron_sched_core::error::Error;
 use neuron_sched_core::mixed::{MixedScheduler, NewMixed, Progress};
 use neuron_sched_core::request::Row;
 use proptest::prelude::*;
-use proptest::test_runner::{Config, FileFailurePersistence};
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest, prop_state_machine};
 
 /// A request of the model; its name is its number in order of arrival.
@@ -286,8 +285,6 @@ impl StateMachineTest for AgainstModel {
 }
 
 prop_state_machine! {
-    #![proptest_config(Config { failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))), ..Config::default() })]
-
     #[test]
     fn x02_plans_emissions_and_reservations_equal_the_model(sequential 1..120 => AgainstModel);
 }

@@ -129,12 +129,18 @@ impl Pending {
     /// Positions in the step and among the running requests of the rows that are still there. Both keep
     /// the order of admission.
     fn live<'a>(&'a self, lanes: &'a Lanes) -> impl Iterator<Item = (usize, usize)> + 'a {
-        let mut from = 0;
+        let mut from = self.first.unwrap_or(0);
         (0..self.step.rows.len()).filter(|&at| !self.is_dropped(at)).map(move |at| {
-            let found = lanes.rows()[from..].iter().position(|&row| row == self.step.rows[at]);
-            from += found.expect("a row that did not end has a lane") + 1;
-            (at, from - 1)
+            let place = self.place(at, from, lanes);
+            from = place + 1;
+            (at, place)
         })
+    }
+
+    /// The place among the running requests, at or behind `from`, of the row at `at`.
+    fn place(&self, at: usize, from: usize, lanes: &Lanes) -> usize {
+        let found = lanes.rows()[from..].iter().position(|&row| row == self.step.rows[at]);
+        from + found.expect("a row that did not end has a lane")
     }
 }
 
@@ -162,9 +168,10 @@ impl ExclusiveScheduler {
         if !(1..=horizon).contains(&times) {
             return Err(Error::invalid("times", times, format!("from 1 to the horizon, {horizon}")));
         }
+        let count = pending.step.rows.len();
         self.check_tokens(pending, Tokens::LeftOut)?;
         if times > 1 {
-            self.plan_again(times - 1);
+            self.plan_again(count, times - 1);
         }
         Ok(self.apply(Tokens::LeftOut, times))
     }
@@ -207,22 +214,30 @@ impl ExclusiveScheduler {
         Ok(())
     }
 
-    /// Plans the pending decode step `more` times again behind itself, block by block in the order in
-    /// which single steps would have taken them.
-    fn plan_again(&mut self, more: u32) {
-        let WorstCase { lookahead, block_size, .. } = self.worst_case;
-        let mut takes: Vec<(u32, usize)> = Vec::new();
-        for (at, lane) in self.lanes.iter().enumerate().filter(|(_, lane)| lane.planned > 0) {
+    /// Plans the pending decode step, which has no gap, `more` times again behind itself. Takes the blocks
+    /// in the order in which single steps would have taken them.
+    fn plan_again(&mut self, count: usize, more: u32) {
+        let WorstCase { lookahead, block_size, max_model_len, .. } = self.worst_case;
+        let mut takes = std::mem::take(&mut self.takes);
+        let mut from = 0;
+        while let Some(at) = self.lanes.short_of_slots(from, count, lookahead + more) {
+            let (_, projected, mut capacity) = self.lanes.slots(at);
             // The further step, from 1, that first needs more slots than the blocks have.
-            let first = (lane.capacity + 1).saturating_sub(lane.projected() + lookahead).max(1);
-            takes.extend((first..=more).step_by(block_size as usize).map(|step| (step, at)));
-            takes.push((more, at));
+            let mut step = capacity + 1 - (projected + lookahead).min(capacity);
+            while step <= more && capacity < max_model_len {
+                takes.push(u64::from(step) << 32 | at as u64);
+                step += block_size;
+                capacity += block_size;
+            }
+            from = at + 1;
         }
         takes.sort_unstable();
-        for (step, at) in takes {
-            self.lanes.plan(at, 1 + step - self.lanes.get(at).planned);
-            self.take_slots(at);
+        for take in takes.drain(..) {
+            let at = usize::try_from(take & u64::from(u32::MAX)).expect("a position was put in");
+            self.take_blocks(at, 1);
         }
+        self.takes = takes;
+        self.lanes.plan_front(count, more);
     }
 
     /// Moves the counts of the step that is due by `times` of its tokens, ends who has all it may have,
@@ -275,12 +290,11 @@ impl ExclusiveScheduler {
     fn advance(&mut self, pending: &Pending, times: u32, record: &mut Completion) {
         let step = &*pending.step;
         let stops = record.finishes.len();
-        if !pending.front {
-            self.advance_with_gaps(pending, times, record);
-        } else if self.lanes.advance_front(step.rows.len(), times) {
-            let done =
-                self.lanes.iter().take(step.rows.len()).enumerate().filter(|(_, lane)| lane.computed == lane.end);
-            record.finishes.extend(done.map(|(at, _)| (at, Finish::Length)));
+        if step.kind == Kind::Decode && pending.first == Some(0) {
+            let done = self.lanes.advance_front(step.rows.len(), times);
+            record.finishes.extend(done.map(|at| (at, Finish::Length)));
+        } else {
+            self.advance_each(pending, record);
         }
         if stops > 0 {
             // Stop wins: the sort is stable, and the stops stand first.
@@ -289,19 +303,22 @@ impl ExclusiveScheduler {
         }
     }
 
-    fn advance_with_gaps(&mut self, pending: &Pending, times: u32, record: &mut Completion) {
+    fn advance_each(&mut self, pending: &Pending, record: &mut Completion) {
         let step = &*pending.step;
-        let mut silent = 0;
-        for (at, lane) in pending.live(&self.lanes).collect::<Vec<_>>() {
-            record.silent.extend(silent..at);
-            silent = at + 1;
-            if self.lanes.advance(lane, step.tokens(at) * times) {
+        let mut from = pending.first.unwrap_or(0);
+        for at in 0..step.rows.len() {
+            if pending.is_dropped(at) {
+                record.silent.push(at);
+                continue;
+            }
+            let place = pending.place(at, from, &self.lanes);
+            from = place + 1;
+            if self.lanes.advance(place, step.tokens(at)) {
                 record.finishes.push((at, Finish::Length));
             } else if !step.emits(at) {
                 record.silent.push(at);
             }
         }
-        record.silent.extend(silent..step.rows.len());
     }
 
     /// Offers the blocks that the step has filled to requests that start later. Not sooner: what a step

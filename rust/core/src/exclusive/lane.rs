@@ -66,6 +66,8 @@ pub(super) struct Lanes {
     planned: Vec<u32>,
     capacity: Vec<u32>,
     told: Vec<bool>,
+    /// How many of them must be told.
+    told_count: usize,
 }
 
 impl Lanes {
@@ -91,11 +93,25 @@ impl Lanes {
     }
 
     pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = Lane> + ExactSizeIterator + Clone + '_ {
-        (0..self.len()).map(|at| self.get(at))
+        self.iter_from(0)
     }
 
-    pub(super) fn last(&self) -> Option<Lane> {
-        self.len().checked_sub(1).map(|at| self.get(at))
+    /// Those from the position `first`.
+    pub(super) fn iter_from(
+        &self,
+        first: usize,
+    ) -> impl DoubleEndedIterator<Item = Lane> + ExactSizeIterator + Clone + '_ {
+        (first..self.len()).map(|at| self.get(at))
+    }
+
+    /// Whether some of the prompt of the request at `at` is left once the planned steps have run.
+    fn is_prefilling(&self, at: usize) -> bool {
+        self.computed[at] + self.planned[at] < self.prompts[at]
+    }
+
+    /// Whether the newest request is so.
+    pub(super) fn last_prefilling(&self) -> bool {
+        self.len().checked_sub(1).is_some_and(|last| self.is_prefilling(last))
     }
 
     pub(super) fn rows(&self) -> &[Row] {
@@ -103,7 +119,7 @@ impl Lanes {
     }
 
     pub(super) fn any_told(&self) -> bool {
-        self.told.contains(&true)
+        self.told_count > 0
     }
 
     pub(super) fn push(&mut self, lane: Lane) {
@@ -116,9 +132,11 @@ impl Lanes {
         self.planned.push(planned);
         self.capacity.push(capacity);
         self.told.push(told);
+        self.told_count += usize::from(told);
     }
 
     pub(super) fn remove(&mut self, at: usize) -> Lane {
+        self.told_count -= usize::from(self.told[at]);
         Lane {
             row: self.rows.remove(at),
             prompt: self.prompts.remove(at),
@@ -133,16 +151,15 @@ impl Lanes {
 
     /// Takes out those at the ascending positions `gone`, in one pass.
     pub(super) fn remove_all(&mut self, gone: &[usize]) -> Vec<Lane> {
-        fn close<T>(column: &mut Vec<T>, gone: &[usize]) {
-            let (mut at, mut next) = (0, 0);
-            column.retain(|_| {
-                let leaves = gone.get(next) == Some(&at);
-                next += usize::from(leaves);
-                at += 1;
-                !leaves
-            });
+        fn close<T: Copy>(column: &mut Vec<T>, gone: &[usize]) {
+            for (closed, &at) in gone.iter().enumerate() {
+                let next = gone.get(closed + 1).copied().unwrap_or(column.len());
+                column.copy_within(at + 1..next, at - closed);
+            }
+            column.truncate(column.len() - gone.len());
         }
-        let lanes = gone.iter().map(|&at| self.get(at)).collect();
+        let lanes: Vec<Lane> = gone.iter().map(|&at| self.get(at)).collect();
+        self.told_count -= lanes.iter().filter(|lane| lane.told).count();
         close(&mut self.rows, gone);
         close(&mut self.prompts, gone);
         close(&mut self.ends, gone);
@@ -157,12 +174,17 @@ impl Lanes {
     /// Number of requests in front whose prompt is done once the planned steps have run: prompts that are
     /// part done are the newest, since nobody starts beside them.
     pub(super) fn decoding(&self) -> usize {
-        self.iter().rposition(|lane| !lane.prefilling()).map_or(0, |at| at + 1)
+        (0..self.len()).rev().find(|&at| !self.is_prefilling(at)).map_or(0, |at| at + 1)
     }
 
     /// Plans `tokens` more for the request at `at`.
     pub(super) fn plan(&mut self, at: usize, tokens: u32) {
         self.planned[at] += tokens;
+    }
+
+    /// Row, computed tokens once the planned steps have run, and KV slots of the request at `at`.
+    pub(super) fn slots(&self, at: usize) -> (Row, u32, u32) {
+        (self.rows[at], self.computed[at] + self.planned[at], self.capacity[at])
     }
 
     /// Gives the request at `at` `slots` more.
@@ -192,27 +214,30 @@ impl Lanes {
         self.projected(count).zip(&self.prompts[..count]).map(|(projected, &prompt)| projected < prompt)
     }
 
-    /// Whether none of the first `count` requests, whose prompts are done, has emitted all it may by then.
-    pub(super) fn all_ready(&self, count: usize) -> bool {
-        // Counted, not searched: a search would stop early and run one request at a time.
-        self.projected(count).zip(&self.ends[..count]).filter(|&(projected, &end)| projected == end).count() == 0
+    /// The fewest tokens that any of the first `count` requests, whose prompts are done, may still decode
+    /// then: for how many steps all of them can go on.
+    pub(super) fn least_left(&self, count: usize) -> u32 {
+        self.projected(count).zip(&self.ends[..count]).map(|(projected, end)| end - projected).min().unwrap_or(0)
     }
 
-    /// Plans a token for each of the first `count` requests that is ready; answers for how many steps the
-    /// same ones could go on.
-    pub(super) fn plan_ready(&mut self, count: usize) -> u32 {
-        let left = self.projected(count).zip(&self.ends[..count]).map(|(projected, &end)| end - projected);
-        let horizon = left.map(|left| if left == 0 { u32::MAX } else { left }).min().unwrap_or(1);
+    /// Plans a token for each of the first `count` requests that may still decode one.
+    pub(super) fn plan_ready(&mut self, count: usize) {
         let columns = self.computed[..count].iter().zip(&self.ends[..count]).zip(&mut self.planned[..count]);
         for ((&computed, &end), planned) in columns {
             *planned += u32::from(computed + *planned != end);
         }
-        horizon
     }
 
-    /// As [`Lanes::advance`] for the first `count` requests, `tokens` each; whether any of them has emitted
-    /// all it may.
-    pub(super) fn advance_front(&mut self, count: usize, tokens: u32) -> bool {
+    /// As [`Lanes::plan`] for the first `count` requests.
+    pub(super) fn plan_front(&mut self, count: usize, tokens: u32) {
+        for planned in &mut self.planned[..count] {
+            *planned += tokens;
+        }
+    }
+
+    /// As [`Lanes::advance`] for the first `count` requests; the positions of those that have emitted all
+    /// they may.
+    pub(super) fn advance_front(&mut self, count: usize, tokens: u32) -> impl Iterator<Item = usize> + '_ {
         for computed in &mut self.computed[..count] {
             *computed += tokens;
         }
@@ -220,8 +245,10 @@ impl Lanes {
             *planned -= tokens;
         }
         let ends = self.ends[..count].iter().zip(&self.computed[..count]);
-        // Counted, not searched: a search would stop early and run one request at a time.
-        ends.filter(|(end, computed)| end == computed).count() > 0
+        // Most steps end nobody: counted first, which runs over several requests at a time.
+        let any = ends.clone().map(|(end, computed)| u32::from(end == computed)).sum::<u32>() > 0;
+        let done = ends.enumerate().filter(|&(_, (end, computed))| end == computed).map(|(at, _)| at);
+        any.then_some(done).into_iter().flatten()
     }
 
     /// The first request from `from` to `to` whose planned tokens, and `lookahead` more, need more slots than

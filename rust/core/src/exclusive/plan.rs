@@ -37,12 +37,16 @@ impl ExclusiveScheduler {
         let decision = self.decide(&phase, options.throttle_prefills);
         let mut step = self.fresh_step();
         let planned = Arc::get_mut(&mut step).expect("a fresh step is not shared");
-        let (mut horizon, mut front) = (1, false);
+        let (mut horizon, mut first) = (1, None);
         let left = match decision.kind {
             Kind::Idle => self.head_left(decision),
-            Kind::Prefill => self.plan_prefill(planned)?,
+            Kind::Prefill => {
+                let (left, at) = self.plan_prefill(planned)?;
+                first = Some(at);
+                left
+            }
             Kind::Decode => {
-                (horizon, front) = self.plan_decode(planned)?;
+                (horizon, first) = self.plan_decode(planned)?;
                 self.head_left(decision)
             }
         };
@@ -58,7 +62,7 @@ impl ExclusiveScheduler {
             dropped: Vec::new(),
             left,
             horizon,
-            front,
+            first,
         });
         debug_assert_eq!(self.check(), Ok(()));
         Ok(step)
@@ -70,8 +74,9 @@ impl ExclusiveScheduler {
         Some(refused.unwrap_or(if decision.interleaved { Wait::Interleave } else { Wait::Throttled }))
     }
 
-    /// Fills `step` with prompt tokens; answers why the next head is not among them.
-    fn plan_prefill(&mut self, step: &mut Step) -> Result<Option<Wait>, Error> {
+    /// Fills `step` with prompt tokens; answers why the next head is not among them, and the position of the
+    /// first row among the running requests.
+    fn plan_prefill(&mut self, step: &mut Step) -> Result<(Option<Wait>, usize), Error> {
         let (first, left) = if self.prefill_in_progress() {
             (self.lanes.decoding(), self.queue.head().map(|_| Wait::PrefillInProgress))
         } else {
@@ -84,7 +89,7 @@ impl ExclusiveScheduler {
             rests += u64::from(lane.rest());
             self.chunker.packs(rests, others)
         };
-        let together = self.lanes.iter().skip(first).take(self.prefills_max as usize).take_while(fit).count();
+        let together = self.lanes.iter_from(first).take(self.prefills_max as usize).take_while(fit).count();
         for at in first..first + together.max(1) {
             let lane = self.lanes.get(at);
             let (rest, uncomputed) = (lane.rest(), lane.prompt - lane.projected());
@@ -95,14 +100,14 @@ impl ExclusiveScheduler {
         }
         step.kind = Kind::Prefill;
         step.padded = self.token_buckets.fit(step.total())?;
-        let lanes = self.lanes.iter().skip(first);
+        let lanes = self.lanes.iter_from(first);
         let rows = step.chunks.iter().zip(lanes).map(|(chunk, lane)| (lane.prefilling(), i64::from(chunk.tokens)));
         check(step.kind, step.padded, rows, |at| step.rows[at].index())?;
         for (at, chunk) in step.chunks.iter().enumerate() {
             self.lanes.plan(first + at, chunk.tokens);
             self.take_slots(first + at);
         }
-        Ok(left)
+        Ok((left, first))
     }
 
     /// Admits heads of the queue, as many as may start together; answers why the next one may not.
@@ -145,11 +150,12 @@ impl ExclusiveScheduler {
     }
 
     /// Fills `step` with one token of each request that is ready; answers how many steps in a row the
-    /// same requests can decode, and whether they are the first ones without a gap. There is a gap where
-    /// a request emits its last token in the pending step.
-    fn plan_decode(&mut self, step: &mut Step) -> Result<(u32, bool), Error> {
+    /// same requests can decode, and their first position unless there is a gap between them: a request
+    /// that emits its last token in the pending step.
+    fn plan_decode(&mut self, step: &mut Step) -> Result<(u32, Option<usize>), Error> {
         let decoding = self.lanes.decoding();
-        let front = self.lanes.all_ready(decoding);
+        let horizon = self.lanes.least_left(decoding);
+        let front = horizon > 0;
         step.kind = Kind::Decode;
         if front {
             step.rows.extend_from_slice(&self.lanes.rows()[..decoding]);
@@ -167,25 +173,31 @@ impl ExclusiveScheduler {
             let rows = self.lanes.iter().filter(Lane::ready).map(|lane| (lane.prefilling(), 1));
             check(step.kind, step.padded, rows, name)?;
         }
-        let horizon = self.lanes.plan_ready(decoding);
+        self.lanes.plan_ready(decoding);
         let mut from = 0;
         while let Some(at) = self.lanes.short_of_slots(from, decoding, self.worst_case.lookahead) {
             self.take_slots(at);
             from = at + 1;
         }
-        Ok((horizon, front))
+        Ok((horizon, front.then_some(0)))
     }
 
     /// Allocates the blocks that the planned tokens of the request at `at` need.
-    pub(super) fn take_slots(&mut self, at: usize) {
-        let lane = self.lanes.get(at);
-        let held = lane.capacity / self.worst_case.block_size;
-        let needed = self.worst_case.blocks_for(lane.projected());
-        let Some(more) = needed.checked_sub(held).filter(|&more| more > 0) else { return };
-        let run = self.requests.get_mut(lane.row).and_then(|request| request.run.as_deref_mut());
+    fn take_slots(&mut self, at: usize) {
+        let (_, projected, capacity) = self.lanes.slots(at);
+        let slots = self.worst_case.slots_for(projected);
+        if slots > capacity {
+            self.take_blocks(at, (slots - capacity).div_ceil(self.worst_case.block_size));
+        }
+    }
+
+    /// Allocates `count` blocks for the request at `at`.
+    pub(super) fn take_blocks(&mut self, at: usize, count: u32) {
+        let (row, ..) = self.lanes.slots(at);
+        let run = self.requests.get_mut(row).and_then(|request| request.run.as_deref_mut());
         let blocks = &mut run.expect("a running request was started").blocks;
-        blocks.extend((0..more).map(|_| self.kv.allocate()));
-        self.lanes.widen(at, more * self.worst_case.block_size);
+        self.kv.allocate(count, blocks);
+        self.lanes.widen(at, count * self.worst_case.block_size);
     }
 
     fn void_pending(&mut self) {
@@ -207,7 +219,7 @@ impl ExclusiveScheduler {
     /// An empty step with the next number and the ends that it is to deliver. Uses the memory of a step
     /// that nobody holds any more.
     fn fresh_step(&mut self) -> Arc<Step> {
-        let unheld = self.spare.iter_mut().position(|step| Arc::get_mut(step).is_some());
+        let unheld = self.spare.iter().position(|step| Arc::strong_count(step) == 1);
         let mut step = unheld.map(|at| self.spare.swap_remove(at)).unwrap_or_default();
         // Steps that somebody keeps are theirs from now on.
         self.spare.truncate(SPARE_MAX);

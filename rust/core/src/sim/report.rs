@@ -157,7 +157,7 @@ impl Summary {
         let completed = records.len() as u64 - refused;
         let outputs: u64 = records.iter().filter(|record| record.end.is_some()).map(|r| u64::from(r.outputs)).sum();
         let spread = |until: fn(&Record) -> Option<u64>| {
-            let time = |record: &Record| Some((until(record)? - record.arrival, 1));
+            let time = |record: &Record| Some(until(record)? - record.arrival);
             Spread::of(&mut records.iter().filter_map(time).collect::<Vec<_>>())
         };
         let prefill_padding = tally.prefill_buckets.into_sizes();
@@ -169,7 +169,7 @@ impl Summary {
             requests_per_s: per_second(completed, makespan),
             output_tokens_per_s: per_second(outputs, makespan),
             ttft_ms: spread(|record| record.first_token),
-            itl_ms: Spread::of(&mut tally.gaps.into_counts()),
+            itl_ms: Spread::of_counts(&mut tally.gaps.into_counts()),
             e2e_ms: spread(|record| record.end),
             queue_ms: spread(|record| record.start),
             steps: StepCounts { prefill: tally.prefill_steps, decode: tally.decode_steps },

@@ -16,18 +16,39 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// The spread of times in nanoseconds, each given with how often it occurs; `None` when there is none.
-    pub fn of(times: &mut [(u64, u64)]) -> Option<Self> {
+    /// The spread of times in nanoseconds; `None` when there is none.
+    pub fn of(times: &mut [u64]) -> Option<Self> {
         times.sort_unstable();
-        let count: u64 = times.iter().map(|&(_, times)| times).sum();
+        let total = times.iter().map(|&time| u128::from(time)).sum();
+        Self::sorted(times.len() as u64, total, |place| times[usize::try_from(place).expect("a place below the count")])
+    }
+
+    /// As [`Spread::of`], of times each given with how often it occurs.
+    pub fn of_counts(times: &mut [(u64, u64)]) -> Option<Self> {
+        times.sort_unstable();
+        let count = times.iter().map(|&(_, times)| times).sum();
+        let total = times.iter().map(|&(time, times)| u128::from(time) * u128::from(times)).sum();
+        let at = |place| {
+            let mut passed = 0;
+            let found = times.iter().find(|&&(_, times)| {
+                passed += times;
+                passed > place
+            });
+            found.expect("a place below the count").0
+        };
+        Self::sorted(count, total, at)
+    }
+
+    /// The spread of `count` times that add up to `total`, where `at` gives the time at a place of their order.
+    fn sorted(count: u64, total: u128, at: impl Fn(u64) -> u64) -> Option<Self> {
         if count == 0 {
             return None;
         }
-        let total: u128 = times.iter().map(|&(time, times)| u128::from(time) * u128::from(times)).sum();
         #[allow(clippy::cast_precision_loss, reason = "rounded once, at the very end")]
         let mean = total as f64 / (count as f64 * 1e6);
-        let [p50, p90, p99] = [50.0, 90.0, 99.0].map(|percent| percentile(times, count, percent));
-        Some(Self { mean, p50, p90, p99, max: order(times, count - 1) })
+        let order = |place| milliseconds(at(place));
+        let [p50, p90, p99] = [50.0, 90.0, 99.0].map(|percent| percentile(count, percent, order));
+        Some(Self { mean, p50, p90, p99, max: order(count - 1) })
     }
 }
 
@@ -50,22 +71,12 @@ pub(super) fn seconds(time: u64) -> f64 {
     clippy::cast_sign_loss,
     reason = "a place between 0 and count - 1"
 )]
-fn percentile(times: &[(u64, u64)], count: u64, percent: f64) -> f64 {
+fn percentile(count: u64, percent: f64, order: impl Fn(u64) -> f64) -> f64 {
     let place = (count - 1) as f64 * (percent / 100.0);
     let below = place.floor() as u64;
-    let (low, high) = (order(times, below), order(times, (below + 1).min(count - 1)));
+    let (low, high) = (order(below), order((below + 1).min(count - 1)));
     let share = place - place.floor();
     if share >= 0.5 { high - (high - low) * (1.0 - share) } else { low + (high - low) * share }
-}
-
-/// The time at `place` among all of them, sorted, in milliseconds.
-fn order(times: &[(u64, u64)], place: u64) -> f64 {
-    let mut passed = 0;
-    let at = times.iter().find(|&&(_, times)| {
-        passed += times;
-        passed > place
-    });
-    milliseconds(at.expect("a place below the count").0)
 }
 
 #[cfg(test)]
@@ -78,7 +89,9 @@ mod tests {
     #[allow(clippy::float_cmp, reason = "the values are exact")]
     fn percentiles_are_linear() {
         // 10, 20, 20, 20, 50: places 2, 3.6 and 3.96 of 0..=4.
-        let spread = Spread::of(&mut [(50 * MS, 1), (20 * MS, 3), (10 * MS, 1)]).unwrap();
+        let times = [50, 20, 10, 20, 20].map(|ms| ms * MS);
+        assert_eq!(Spread::of(&mut times.clone()), Spread::of_counts(&mut times.map(|time| (time, 1))));
+        let spread = Spread::of_counts(&mut [(50 * MS, 1), (20 * MS, 3), (10 * MS, 1)]).unwrap();
         assert_eq!((spread.mean, spread.p50, spread.max), (24.0, 20.0, 50.0));
         assert!((spread.p90 - 38.0).abs() < 1e-12 && (spread.p99 - 48.8).abs() < 1e-12, "{spread:?}");
     }
@@ -87,9 +100,10 @@ mod tests {
     #[allow(clippy::float_cmp, reason = "the values are exact")]
     fn one_value_and_none() {
         let one = Spread { mean: 7.0, p50: 7.0, p90: 7.0, p99: 7.0, max: 7.0 };
-        assert_eq!(Spread::of(&mut [(7 * MS, 1)]), Some(one));
-        assert_eq!(Spread::of(&mut [(7 * MS, 1000), (9 * MS, 0)]).unwrap().p99, 7.0);
-        assert_eq!(Spread::of(&mut []), None);
-        assert_eq!(Spread::of(&mut [(7 * MS, 0)]), None);
+        assert_eq!(Spread::of_counts(&mut [(7 * MS, 1)]), Some(one));
+        assert_eq!(Spread::of_counts(&mut [(7 * MS, 1000), (9 * MS, 0)]).unwrap().p99, 7.0);
+        assert_eq!((Spread::of(&mut []), Spread::of_counts(&mut [])), (None, None));
+        assert_eq!(Spread::of(&mut [7 * MS]), Some(one));
+        assert_eq!(Spread::of_counts(&mut [(7 * MS, 0)]), None);
     }
 }

@@ -43,7 +43,10 @@ impl TraceRequest {
 #[pymethods]
 impl TraceRequest {
     #[new]
-    #[pyo3(signature = (id, arrival_s, prompt_tokens, output_tokens, *, priority=None, hash_ids=None))]
+    #[pyo3(
+        signature = (id, arrival_s, prompt_tokens, output_tokens, *, priority=None, hash_ids=None),
+        text_signature = "(id, arrival_s, prompt_tokens, output_tokens, *, priority=0, hash_ids=None)"
+    )]
     fn new(
         id: &Bound<'_, PyAny>,
         arrival_s: &Bound<'_, PyAny>,

@@ -1,0 +1,95 @@
+"""`BucketScheduler` against a one-pass scheduler in pure Python, and what its cost depends on."""
+
+import pytest
+from lean import LeanScheduler
+
+from neuron_sched import BucketScheduler, NeuronConfig, Request
+
+ENDLESS = 10**6
+
+
+def config(running):
+    return NeuronConfig(
+        max_num_seqs=running,
+        max_num_batched_tokens=max(2048, running),
+        max_model_len=2 * ENDLESS,
+        block_size=32,
+        num_blocks=running * (ENDLESS // 16),
+    )
+
+
+def decoding(make, running, waiting=0):
+    """A scheduler in which `running` requests decode without end, while others wait for a slot."""
+    scheduler = make(config(running))
+    for i in range(running + waiting):
+        if make is LeanScheduler:
+            scheduler.add(f"request-{i}", 1 + i % 50, ENDLESS)
+        else:
+            scheduler.add(Request(f"request-{i}", 1 + i % 50, ENDLESS))
+    while (step := scheduler.schedule()).kind == "prefill":
+        scheduler.complete(step)
+    return scheduler
+
+
+def read_kind_and_tokens(scheduler):
+    step = scheduler.schedule()
+    seen = step.kind, step.num_scheduled_tokens
+    scheduler.complete(step)
+    return seen
+
+
+def read_everything(scheduler):
+    step = scheduler.schedule()
+    seen = (
+        step.kind,
+        step.num_scheduled_tokens,
+        step.num_scheduled_tokens_padded,
+        step.num_seqs_padded,
+        step.finished_ids,
+    )
+    return seen, [(outcome.id, outcome.token, outcome.finish_reason) for outcome in scheduler.complete(step)]
+
+
+def test_steady_decode_of_1024(ratio):
+    lean, ours = decoding(LeanScheduler, 1024), decoding(BucketScheduler, 1024)
+    for _ in range(100):
+        assert read_kind_and_tokens(ours) == read_kind_and_tokens(lean)
+    ratio(lambda: read_kind_and_tokens(lean), lambda: read_kind_and_tokens(ours), at_least=20)
+
+
+def test_steady_decode_of_1024_with_every_output_read(ratio):
+    lean, ours = decoding(LeanScheduler, 1024), decoding(BucketScheduler, 1024)
+    for _ in range(100):
+        assert read_everything(ours) == read_everything(lean)
+    ratio(lambda: read_everything(lean), lambda: read_everything(ours), at_least=5)
+
+
+@pytest.mark.parametrize("running", [256, 1024])
+def test_x03_cost_does_not_depend_on_the_number_waiting(ratio, running):
+    many, few = (decoding(BucketScheduler, running, waiting) for waiting in (100_000, 10_000))
+    assert read_kind_and_tokens(many) == read_kind_and_tokens(few)
+    ratio(lambda: read_kind_and_tokens(many), lambda: read_kind_and_tokens(few), below=1.2)
+
+
+def fill_and_drain(count):
+    scheduler = BucketScheduler(
+        NeuronConfig(
+            max_num_seqs=1024,
+            max_num_batched_tokens=8192,
+            max_model_len=8192,
+            block_size=32,
+            num_blocks=1 << 20,
+            max_prefills_per_batch=1024,
+        )
+    )
+    for i in range(count):
+        scheduler.add(Request(str(i), 8, 1))
+    ended = 0
+    while scheduler.num_waiting:
+        ended += len(scheduler.complete(scheduler.schedule()))
+    return ended
+
+
+def test_a_million_adds_and_their_drain_cost_ten_times_a_hundred_thousand(ratio):
+    assert fill_and_drain(5000) == 5000
+    ratio(lambda: fill_and_drain(1_000_000), lambda: [fill_and_drain(100_000) for _ in range(10)], below=1.5, rounds=3)

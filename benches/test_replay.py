@@ -1,0 +1,56 @@
+"""Replay against a lean loop in pure Python, over parsed requests, the summary included on both sides."""
+
+from pathlib import Path
+from time import process_time
+
+import pytest
+from lean import lean_replay
+
+from neuron_sched import NeuronConfig
+from neuron_sched.simulate import ConstantCost, replay
+from neuron_sched.trace import TraceRequest, read_trace, synthetic
+
+TRACE = Path(__file__).parents[2] / "shared/traces/azure2023_conv_first10min.csv"
+CONFIG = NeuronConfig(max_num_seqs=96, max_num_batched_tokens=8192, max_model_len=16384, block_size=32, num_blocks=8192)
+
+
+def nearly(summary):
+    """Both sides compute means and percentiles in floats of their own."""
+    return {
+        name: pytest.approx(value, rel=1e-9) if name.endswith(("_ms", "_s")) else value
+        for name, value in summary.items()
+    }
+
+
+@pytest.mark.parametrize("workload", ["azure2023_conv_first10min", "synthetic"])
+def test_replay(ratio, workload):
+    if workload != "synthetic" and not TRACE.exists():
+        pytest.skip("the published traces are not beside this checkout")
+    requests = synthetic() if workload == "synthetic" else read_trace(TRACE)
+    arrivals = sorted((request.arrival_ns, request.prompt_tokens, request.output_tokens) for request in requests)
+    cost = ConstantCost(prefill_ms=100, decode_ms=25)
+
+    def lean():
+        return lean_replay(arrivals, CONFIG, 100_000_000, 25_000_000)
+
+    def ours():
+        return replay(requests, config=CONFIG, cost=cost).summary
+
+    summary, expected = ours(), lean()
+    assert {name: summary[name] for name in expected} == nearly(expected)
+    ratio(lean, ours, at_least=50, rounds=9)
+
+
+def test_m08_time_grows_with_the_number_of_requests(note):
+    cost = ConstantCost(prefill_ms=100, decode_ms=10)
+
+    def seconds(count):
+        workload = [TraceRequest(str(row), 0, 16, 1) for row in range(count)]
+        start = process_time()
+        report = replay(workload, config=CONFIG, cost=cost)
+        assert report.summary["completed"] == count
+        return process_time() - start
+
+    few, many = (min(seconds(count) for _ in range(5)) for count in (1_000, 100_000))
+    note(f"100,000 requests take {many / few:.0f} times as long as 1,000")
+    assert many / few < 150
