@@ -52,8 +52,9 @@ format: $(TOOLS) ## Format Rust and Python, and mend what ruff can mend.
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(RELEASE) instructions ## Measure: ratios against pure Python (gated), then instruction counts.
+bench: $(RELEASE) ## Measure: ratios against pure Python (gated), then instruction counts.
 	$(BIN)/pytest benches --timeout 900
+	$(BIN)/python benches/instructions.py
 
 instructions: $(TOOLS) ## Count the core's instructions under callgrind; fail when 3 % above the baseline.
 	$(BIN)/python benches/instructions.py

@@ -28,6 +28,10 @@ class LeanStep(NamedTuple):
     num_seqs_padded: int
     finished_ids: list
 
+    @property
+    def num_computed_tokens(self):
+        return {request.id: request.computed for request in self.rows}
+
 
 class LeanOutcome(NamedTuple):
     id: str

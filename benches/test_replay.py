@@ -51,6 +51,8 @@ def test_m08_time_grows_with_the_number_of_requests(note):
         assert report.summary["completed"] == count
         return process_time() - start
 
-    few, many = (min(seconds(count) for _ in range(5)) for count in (1_000, 100_000))
-    note(f"100,000 requests take {many / few:.0f} times as long as 1,000")
-    assert many / few < 150
+    # In turns, so that the small run does not find everything in the processor's caches.
+    few, many = zip(*((seconds(1_000), seconds(100_000)) for _ in range(9)), strict=True)
+    factor = min(many) / min(few)
+    note(f"100,000 requests take {factor:.0f} times as long as 1,000")
+    assert factor < 150

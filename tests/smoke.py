@@ -1,9 +1,25 @@
 """Run with an installed wheel, in an environment without the development tools: does it work there?"""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import neuron_sched
-from neuron_sched import Buckets
+from neuron_sched import BucketScheduler, NeuronConfig, Request
 
 info = neuron_sched.build_info()
 assert info["profile"] == "release", info
-assert Buckets([128, 512, 2048]).fit(1500) == 2048
+
+scheduler = BucketScheduler(
+    NeuronConfig(max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=4096, block_size=32, num_blocks=1024)
+)
+scheduler.add(Request("a", prompt=1500, max_tokens=16))
+assert scheduler.schedule().num_scheduled_tokens_padded == {"a": 2048}
+
+# The command, its cost profiles and JSON need no optional dependency; its tables do.
+command = Path(sys.executable).with_name("neuron-sched")
+replay = [command, "replay", "--requests", "50", "--cost", "llama-3-8b-trn1", "--json", "-"]
+summary = json.loads(subprocess.run(replay, capture_output=True, check=True).stdout)
+assert summary["completed"] == 50, summary
 print(f"neuron-sched {neuron_sched.__version__} for {info['target']} works")

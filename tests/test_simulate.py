@@ -1,8 +1,7 @@
 """Replay from Python: the façade, the conversions, and the cases of the simulator."""
 
 import json
-import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 
@@ -215,21 +214,17 @@ def test_progress_is_told_and_may_break_off():
         replay(small_chat(), config=config(**CHAT), cost=COST, progress=stop)
 
 
-def test_other_threads_go_on_while_a_replay_runs():
-    workload = [TraceRequest(str(row), 0, 16, 1) for row in range(3_000)]
-    started, ticks = threading.Event(), []
+def test_threads_and_callbacks_may_replay_at_the_same_time():
+    workload = small_chat()
 
-    def run():
-        started.set()
-        replay(workload, config=config(), cost=COST)
+    def run(progress=None):
+        return replay(workload, config=config(**CHAT), cost=COST, progress=progress).to_json()
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    started.wait()
-    while thread.is_alive():
-        ticks.append(time.perf_counter())
-        time.sleep(0.001)
-    assert len(ticks) > 3
+    expected, inner = run(), []
+    with ThreadPoolExecutor(4) as pool:
+        reports = list(pool.map(lambda _: run(), range(8)))
+    assert run(lambda done, total: inner.append(run())) == expected
+    assert {*reports, *inner} == {expected}
 
 
 @pytest.mark.parametrize("name", profiles())
@@ -353,7 +348,7 @@ def test_requests_are_values():
 def test_bad_replays_are_refused():
     one = TraceRequest("a", 0, 1, 1)
     with pytest.raises(ValueError, match="id: 'a': expected each id once"):
-        replay([one, one], config=config(), cost=COST)
+        replay([one, one], config=config(), cost=COST, record_steps=True)
     with pytest.raises(ValueError, match="scheduler: 'best'"):
         replay([one], config=config(), cost=COST, scheduler="best")
     with pytest.raises(TypeError, match="requests"):

@@ -205,6 +205,7 @@ def replay(
     padded: `tokens` then counts every decoded token, also those in steps that count as prefills.
     `progress(done, total)` is called now and then with counts of requests; what it raises ends the run, as
     KeyboardInterrupt does.
-    Requests that can never run are refused, and reported with their reason. ValueError for ids that are not unique.
+    Requests that can never run are refused, and reported with their reason. `record_steps` keeps every step for
+    `Report.steps`, which knows requests by their ids: they must then be unique, else ValueError.
     """
     return Report(_native.replay(list(requests), config, cost.native(), scheduler, record_steps, progress))

@@ -82,20 +82,29 @@ fn walk(workload: &[Arrival], report: &Report) -> Vec<(Option<u64>, Vec<u64>)> {
     found
 }
 
-fn close(left: Option<Spread>, mut times: Vec<u64>) -> Result<(), TestCaseError> {
+/// Whether `spread` is that of `times`, worked out in whole hundredths.
+fn close(spread: Option<Spread>, mut times: Vec<u64>) -> Result<(), TestCaseError> {
     times.sort_unstable();
-    let Some(spread) = left else { return Ok(prop_assert!(times.is_empty())) };
-    let at = |place: f64| {
-        let (low, high) = (times[place.floor() as usize], times[place.ceil() as usize]);
-        low as f64 + (high - low) as f64 * place.fract()
+    let Some(spread) = spread else {
+        prop_assert!(times.is_empty());
+        return Ok(());
     };
-    let last = (times.len() - 1) as f64;
-    let mean = times.iter().sum::<u64>() as f64 / times.len() as f64;
-    let expected = [mean, at(last * 0.5), at(last * 0.9), at(last * 0.99), at(last)];
-    for (got, expected) in [spread.mean, spread.p50, spread.p90, spread.p99, spread.max].iter().zip(expected) {
-        prop_assert!((got * 1e6 - expected).abs() < 1e-6, "{spread:?} of {times:?}");
+    let (count, last) = (times.len() as u64, times.len() - 1);
+    let percentile = |percent: usize| {
+        let (below, share) = (last * percent / 100, (last * percent % 100) as u64);
+        100 * times[below] + (times[(below + 1).min(last)] - times[below]) * share
+    };
+    let hundredths = [percentile(50), percentile(90), percentile(99), percentile(100)];
+    for (ms, expected) in [spread.p50, spread.p90, spread.p99, spread.max].into_iter().zip(hundredths) {
+        prop_assert!((ms * 1e8 - exact(expected)).abs() < 1e-4, "{spread:?} of {times:?}");
     }
+    let total: u64 = times.iter().sum();
+    prop_assert!((spread.mean * 1e6 * exact(count) - exact(total)).abs() < 1e-4, "{spread:?} of {times:?}");
     Ok(())
+}
+
+fn exact(number: u64) -> f64 {
+    f64::from(u32::try_from(number).expect("the times are small"))
 }
 
 proptest! {

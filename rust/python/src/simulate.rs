@@ -29,16 +29,19 @@ pub(crate) fn replay(
     cost: &Cost,
     scheduler: &str,
     record_steps: bool,
-    progress: Option<Py<PyAny>>,
+    progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<ReplayReport> {
     let Some(scheduler) = Scheduler::from_name(scheduler) else {
         return Err(PyValueError::new_err(format!("scheduler: '{scheduler}': expected 'bucket' or 'mixed'")));
     };
-    refuse_twins(py, &requests)?;
+    if record_steps {
+        refuse_twins(py, &requests)?;
+    }
     let config = config.core();
     let by_content = config.prefix_caching && scheduler == Scheduler::Bucket;
     let workload: Vec<Arrival> = requests.iter().map(|request| request.get().arrival(by_content)).collect();
     let options = Options { record_steps, one_by_one: false };
+    let progress = progress.map(|progress| progress.clone().unbind());
     let mut raised: Option<PyErr> = None;
     let mut observe = |at: Progress| {
         let answer = Python::attach(|py| {
@@ -59,7 +62,7 @@ pub(crate) fn replay(
     }
 }
 
-/// An id stands for one request in the report.
+/// Recorded steps know requests by their ids.
 fn refuse_twins(py: Python<'_>, requests: &[Py<TraceRequest>]) -> PyResult<()> {
     let ids = PySet::empty(py)?;
     for (known, request) in requests.iter().enumerate() {

@@ -37,14 +37,11 @@ fn index<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
 }
 
 /// A whole number from `least` to `most`.
-pub(super) fn whole<T: TryFrom<i128> + std::fmt::Display>(
+pub(super) fn whole<T: TryFrom<i128> + PartialOrd + std::fmt::Display>(
     field: &'static str,
     value: &Bound<'_, PyAny>,
     (least, most): (T, T),
-) -> Result<T, Fault>
-where
-    T: PartialOrd,
-{
+) -> Result<T, Fault> {
     let number =
         index(value).and_then(|index| index.extract::<i128>().ok()).and_then(|number| T::try_from(number).ok());
     number

@@ -1,6 +1,6 @@
 //! `ReplayReport`: what came out, made into Python objects when read.
 
-use neuron_sched_core::sim::{Bucket, Report, Spread, Summary};
+use neuron_sched_core::sim::{Bucket, Refusal, Report, Spread, Steps, Summary};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict, PyList, PyString};
@@ -28,7 +28,7 @@ impl ReplayReport {
         for &request in &self.inner.refused {
             let rejection = PyDict::new(py);
             rejection.set_item("id", self.id(py, request))?;
-            rejection.set_item("reason", self.inner.records[request as usize].refusal.map(|reason| reason.name()))?;
+            rejection.set_item("reason", self.inner.records[request as usize].refusal.map(Refusal::name))?;
             rejections.append(rejection)?;
         }
         Ok(rejections)
@@ -83,7 +83,7 @@ impl ReplayReport {
         };
         let id = self.requests[index].get().id(py).clone().unbind();
         let status = if record.refusal.is_some() { "rejected" } else { "completed" };
-        let reason = record.refusal.map(|reason| reason.name());
+        let reason = record.refusal.map(Refusal::name);
         let times = (record.arrival_s(), record.ttft_s(), record.e2e_s(), record.mean_itl_s());
         Ok((id, status, reason, times.0, times.1, times.2, times.3, record.outputs))
     }
@@ -91,7 +91,7 @@ impl ReplayReport {
     /// Number of recorded steps; `None` where they were not recorded.
     #[getter]
     fn num_steps(&self) -> Option<u64> {
-        self.inner.steps.as_ref().map(|steps| steps.len())
+        self.inner.steps.as_ref().map(Steps::len)
     }
 
     fn step<'py>(&self, py: Python<'py>, index: u64) -> PyResult<StepColumns<'py>> {
@@ -111,7 +111,7 @@ fn times(summary: &Summary) -> [(&'static str, Option<Spread>); 4] {
     [("ttft_ms", *ttft_ms), ("itl_ms", *itl_ms), ("e2e_ms", *e2e_ms), ("queue_ms", *queue_ms)]
 }
 
-fn spread_dict<'py>(py: Python<'py>, spread: Option<Spread>) -> PyResult<Bound<'py, PyDict>> {
+fn spread_dict(py: Python<'_>, spread: Option<Spread>) -> PyResult<Bound<'_, PyDict>> {
     let of = |part: fn(Spread) -> f64| spread.map(part);
     let parts = [
         ("mean", of(|spread| spread.mean)),

@@ -1,5 +1,7 @@
 //! `TraceRequest`: one request of a workload, as a Python value.
 
+use std::fmt::Write;
+
 use neuron_sched_core::config::TOKENS_MAX;
 use neuron_sched_core::error::{Error, Fault};
 use neuron_sched_core::request::{Prompt, SEGMENT_TOKENS};
@@ -135,10 +137,10 @@ impl TraceRequest {
             self.output_tokens
         );
         if self.priority != 0 {
-            text += &format!(", priority={}", self.priority);
+            let _ = write!(text, ", priority={}", self.priority);
         }
         if let Some(ids) = &self.hash_ids {
-            text += &format!(", hash_ids={ids:?}");
+            let _ = write!(text, ", hash_ids={ids:?}");
         }
         Ok(text + ")")
     }
