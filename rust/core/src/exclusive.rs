@@ -26,7 +26,7 @@ use crate::ledger::{Candidate, Ledger, Wait, WorstCase};
 use crate::phase::{Decision, Kind, Phase};
 use crate::prefix::Content;
 use crate::queue::{Queue, Ticket};
-use crate::request::{Prompt, Row, Rows, SEGMENT_TOKENS, Sequence};
+use crate::request::{Prompt, Row, Rows, SEGMENT_ID_MAX, SEGMENT_TOKENS, Sequence};
 use crate::step::Step;
 
 pub use complete::{Completion, Finish, Outcome, Tokens};
@@ -248,6 +248,11 @@ impl ExclusiveScheduler {
         {
             let expected = format!("one id for each {SEGMENT_TOKENS} of {length} prompt tokens");
             return Err(Error::invalid("hash_ids", format!("{} ids", ids.len()), expected));
+        }
+        if let Prompt::Segments { ids, .. } = &prompt
+            && let Some(id) = ids.iter().find(|&&id| id > SEGMENT_ID_MAX)
+        {
+            return Err(Error::invalid("hash_ids", id, format!("ids from 0 to {SEGMENT_ID_MAX}")));
         }
         let length = u32::try_from(length).expect("at most max_model_len");
         let outputs_max = max_tokens.min((max_model_len - length).max(1));
