@@ -38,7 +38,7 @@ def test_replay(ratio, workload):
 
     summary, expected = ours(), lean()
     assert {name: summary[name] for name in expected} == nearly(expected)
-    ratio(lean, ours, at_least=50, rounds=9)
+    ratio(lean, ours, at_least=50, rounds=9, round_s=0.1)
 
 
 def test_m08_time_grows_with_the_number_of_requests(note):

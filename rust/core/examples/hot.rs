@@ -84,8 +84,9 @@ fn exclusive() -> ExclusiveScheduler {
 
 fn exclusive_step(scheduler: &mut ExclusiveScheduler) -> Kind {
     let step = scheduler.schedule(Options::default()).expect("a step");
-    scheduler.complete(step.id(), Tokens::LeftOut).expect("a completion");
-    step.kind()
+    let (id, kind) = (step.id(), step.kind());
+    scheduler.complete(id, Tokens::LeftOut).expect("a completion");
+    kind
 }
 
 /// Adds requests whose lengths differ, so that they neither start nor end together.

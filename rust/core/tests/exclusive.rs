@@ -1,5 +1,7 @@
 //! The exclusive scheduler on small cases with known numbers.
 
+use std::sync::Arc;
+
 use neuron_sched_core::config::{Config, RawConfig};
 use neuron_sched_core::exclusive::{ExclusiveScheduler, Finish, NewRequest, Options, Status, Tokens};
 use neuron_sched_core::ledger::Wait;
@@ -36,7 +38,7 @@ type Planned = (Kind, Vec<(usize, u32)>, u32);
 fn run(scheduler: &mut ExclusiveScheduler) -> Vec<Planned> {
     let mut steps = Vec::new();
     loop {
-        let step = scheduler.schedule(Options::default()).unwrap();
+        let step = Arc::clone(scheduler.schedule(Options::default()).unwrap());
         if step.kind() == Kind::Idle {
             return steps;
         }
@@ -82,7 +84,7 @@ fn stop_wins_over_length_and_outputs_are_kept() {
     let row = scheduler.add(NewRequest { stop_token_ids: stop, ..tokens(0..10, 2) }).unwrap();
     let mut last = None;
     for token in [5, 7] {
-        let step = scheduler.schedule(Options::default()).unwrap();
+        let step = Arc::clone(scheduler.schedule(Options::default()).unwrap());
         last = scheduler.complete(step.id(), Tokens::Given(&[Some(token)])).unwrap().outcome(0);
     }
     assert_eq!(last.map(|outcome| (outcome.token, outcome.finish)), Some((Some(7), Some(Finish::Stop))));
@@ -95,17 +97,17 @@ fn a_step_ahead_assumes_that_the_pending_one_emits() {
     let mut scheduler = scheduler(&config(2, 64, 256, 16, 99));
     let a = scheduler.add(length(100, 3)).unwrap();
     let ahead = Options { ahead: true, ..Options::default() };
-    let steps: Vec<_> = (0..2).map(|_| scheduler.schedule(ahead).unwrap()).collect();
+    let steps: Vec<_> = (0..2).map(|_| Arc::clone(scheduler.schedule(ahead).unwrap())).collect();
     assert_eq!((steps[0].tokens(0), steps[1].tokens(0), steps[1].computed(0)), (64, 36, 64));
     assert!(scheduler.schedule(ahead).is_err());
     assert!(scheduler.complete(steps[1].id(), Tokens::LeftOut).is_err());
     assert!(scheduler.complete(steps[0].id(), Tokens::LeftOut).unwrap().is_empty());
-    let decode = scheduler.schedule(ahead).unwrap();
+    let decode = Arc::clone(scheduler.schedule(ahead).unwrap());
     assert_eq!((decode.kind(), decode.computed(0)), (Kind::Decode, 100));
     scheduler.cancel(a);
     assert!(scheduler.complete(steps[1].id(), Tokens::LeftOut).unwrap().is_empty());
     assert!(scheduler.complete(decode.id(), Tokens::LeftOut).unwrap().is_empty());
-    let idle = scheduler.schedule(ahead).unwrap();
+    let idle = Arc::clone(scheduler.schedule(ahead).unwrap());
     assert_eq!((idle.kind(), idle.finished()), (Kind::Idle, &[a][..]));
 }
 
@@ -115,7 +117,7 @@ fn why_the_head_waits() {
     let mut scheduler = scheduler(&raw);
     let wait = |scheduler: &ExclusiveScheduler| scheduler.explain().map(|explanation| explanation.wait);
     let step = |scheduler: &mut ExclusiveScheduler, throttle_prefills| {
-        let step = scheduler.schedule(Options { throttle_prefills, ahead: false }).unwrap();
+        let step = Arc::clone(scheduler.schedule(Options { throttle_prefills, ahead: false }).unwrap());
         let during = wait(scheduler);
         scheduler.complete(step.id(), Tokens::LeftOut).unwrap();
         (step.kind(), during, wait(scheduler))
@@ -149,13 +151,13 @@ fn jumping_over_decodes_is_stepping() {
     };
     let (mut stepped, mut jumped) = (build(), build());
     while jumped.num_running() + jumped.num_waiting() > 0 {
-        let step = jumped.schedule(Options::default()).unwrap();
+        let step = Arc::clone(jumped.schedule(Options::default()).unwrap());
         let times = jumped.decode_horizon();
         let last = jumped.complete_decodes(step.id(), times).unwrap();
         let mut single = None;
         for _ in 0..times {
-            let step = stepped.schedule(Options::default()).unwrap();
-            single = Some(stepped.complete(step.id(), Tokens::LeftOut).unwrap());
+            let step = Arc::clone(stepped.schedule(Options::default()).unwrap());
+            single = Some(Arc::clone(stepped.complete(step.id(), Tokens::LeftOut).unwrap()));
         }
         assert_eq!(last.iter().collect::<Vec<_>>(), single.unwrap().iter().collect::<Vec<_>>());
         assert_eq!(blocks(&jumped, step.rows()), blocks(&stepped, step.rows()));

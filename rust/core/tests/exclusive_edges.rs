@@ -1,5 +1,7 @@
 //! Edges of the exclusive scheduler that the callers of its Python face cannot reach.
 
+use std::sync::Arc;
+
 use neuron_sched_core::config::{Config, RawConfig};
 use neuron_sched_core::exclusive::{ExclusiveScheduler, NewRequest, Options, Tokens};
 use neuron_sched_core::phase::Kind;
@@ -26,7 +28,7 @@ fn request(prompt: Prompt, max_tokens: u32) -> NewRequest {
 
 /// Plans and completes one step.
 fn advance(scheduler: &mut ExclusiveScheduler) -> (Kind, u32) {
-    let step = scheduler.schedule(Options::default()).unwrap();
+    let step = Arc::clone(scheduler.schedule(Options::default()).unwrap());
     scheduler.complete(step.id(), Tokens::LeftOut).unwrap();
     (step.kind(), step.computed(0))
 }
@@ -38,7 +40,7 @@ fn a_run_of_decode_steps_ends_where_a_prompt_is_part_done() {
     assert_eq!(advance(&mut s), (Kind::Prefill, 0));
     s.add(request(Prompt::Length(20), 1)).unwrap();
     assert_eq!(advance(&mut s), (Kind::Prefill, 0));
-    let step = s.schedule(Options::default()).unwrap();
+    let step = Arc::clone(s.schedule(Options::default()).unwrap());
     assert_eq!((step.kind(), s.decode_horizon()), (Kind::Decode, 1), "one is owed, then the prompt goes on");
     assert!(s.complete_decodes(step.id(), 2).is_err());
     s.complete_decodes(step.id(), 1).unwrap();
@@ -50,9 +52,9 @@ fn nothing_is_certain_beside_a_step_ahead() {
     let mut s = scheduler(&raw());
     s.add(request(Prompt::Length(4), 10)).unwrap();
     advance(&mut s);
-    let step = s.schedule(Options::default()).unwrap();
+    let step = Arc::clone(s.schedule(Options::default()).unwrap());
     assert_eq!(s.decode_horizon(), 9);
-    let ahead = s.schedule(Options { ahead: true, ..Options::default() }).unwrap();
+    let ahead = Arc::clone(s.schedule(Options { ahead: true, ..Options::default() }).unwrap());
     assert_eq!(s.decode_horizon(), 1);
     assert!(s.complete_decodes(step.id(), 2).is_err());
     s.complete(step.id(), Tokens::LeftOut).unwrap();

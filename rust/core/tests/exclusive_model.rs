@@ -216,7 +216,7 @@ impl Subject {
     }
 
     fn schedule(&mut self, throttle_prefills: bool, ahead: bool) -> bool {
-        let step = self.scheduler.schedule(Options { throttle_prefills, ahead });
+        let step = self.scheduler.schedule(Options { throttle_prefills, ahead }).map(Arc::clone);
         if step.is_ok() && !ahead {
             self.steps.clear();
         }
@@ -234,6 +234,7 @@ impl Subject {
             None => self.scheduler.complete(step.id(), tokens),
             Some(times) => self.scheduler.complete_decodes(step.id(), times),
         };
+        let completion = completion.map(Arc::clone);
         assert!(self.scheduler.complete(step.id(), tokens).is_err(), "a step is completed once");
         completion.expect("the step is due")
     }

@@ -126,7 +126,7 @@ impl BucketScheduler {
         let (py, this) = (slf.py(), slf.get());
         let last = this.batch();
         let planned = this.named.with(|named| {
-            let step = named.core.schedule(Options { throttle_prefills, ahead })?;
+            let step = Arc::clone(named.core.schedule(Options { throttle_prefills, ahead })?);
             let finished = named.ids(py, step.finished());
             let same = last.as_ref().is_some_and(|batch| batch.rows == step.rows());
             let ids = if same { None } else { Some(named.ids(py, step.rows())) };
@@ -161,7 +161,8 @@ impl BucketScheduler {
         let tokens = tokens.as_deref().map_or(Tokens::LeftOut, Tokens::Given);
         let mut gone = Vec::new();
         let completion = slf.get().named.with(|named| -> PyResult<Arc<Completion>> {
-            let completion = named.core.complete(step.planned.id(), tokens).map_err(|error| to_py(&error))?;
+            let completion = named.core.complete(step.planned.id(), tokens).map(Arc::clone);
+            let completion = completion.map_err(|error| to_py(&error))?;
             named.forget_delivered(py, &mut gone)?;
             Ok(completion)
         })??;

@@ -150,7 +150,7 @@ impl Pending {
 impl ExclusiveScheduler {
     /// Completes the step with that number, which must be the one that is due. A refused call changes
     /// nothing.
-    pub fn complete(&mut self, step: u64, tokens: Tokens<'_>) -> Result<Arc<Completion>, Error> {
+    pub fn complete(&mut self, step: u64, tokens: Tokens<'_>) -> Result<&Arc<Completion>, Error> {
         let pending = self.due(step)?;
         self.check_tokens(pending, tokens)?;
         Ok(self.apply(tokens, 1))
@@ -165,7 +165,7 @@ impl ExclusiveScheduler {
     /// Completes a decode step and plans and completes it again until it has run `times` times, at most
     /// [`ExclusiveScheduler::decode_horizon`]. Leaves the same state as step by step; the outcomes are
     /// those of the last step.
-    pub fn complete_decodes(&mut self, step: u64, times: u32) -> Result<Arc<Completion>, Error> {
+    pub fn complete_decodes(&mut self, step: u64, times: u32) -> Result<&Arc<Completion>, Error> {
         let pending = self.due(step)?;
         let horizon = pending.horizon;
         if !(1..=horizon).contains(&times) {
@@ -216,7 +216,7 @@ impl ExclusiveScheduler {
 
     /// Moves the counts of the step that is due by `times` of its tokens, ends who has all it may have,
     /// and hands out what came of it.
-    fn apply(&mut self, tokens: Tokens<'_>, times: u32) -> Arc<Completion> {
+    fn apply(&mut self, tokens: Tokens<'_>, times: u32) -> &Arc<Completion> {
         let pending = self.pending.pop_front().expect("a step is due");
         let last = self.completion.take().filter(|last| Arc::strong_count(last) == 1);
         let mut completion = last.unwrap_or_default();
@@ -240,9 +240,8 @@ impl ExclusiveScheduler {
             self.state = step.kind;
         }
         self.spare.push(std::mem::replace(&mut record.step, step));
-        self.completion = Some(Arc::clone(&completion));
         debug_assert_eq!(self.check(), Ok(()));
-        completion
+        self.completion.insert(completion)
     }
 
     /// Keeps the tokens that were told, and notes whom a stop token ends.

@@ -13,6 +13,9 @@ use crate::step::{Chunk, Step, check};
 /// Steps kept for their memory: the last completed one may still be held, and so may one that went void.
 const SPARE_MAX: usize = 4;
 
+/// Most blocks and outputs for which a request is given room when it starts.
+const ROOM_MAX: u32 = 1 << 16;
+
 /// How to plan a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
@@ -25,7 +28,7 @@ pub struct Options {
 impl ExclusiveScheduler {
     /// Plans the next step: admits, allocates, and says who runs. Unless `ahead` is asked for, planned
     /// steps that were not completed are void; who they admitted stays admitted.
-    pub fn schedule(&mut self, options: Options) -> Result<Arc<Step>, Error> {
+    pub fn schedule(&mut self, options: Options) -> Result<&Arc<Step>, Error> {
         if options.ahead && self.pending.len() == 2 {
             return Err(Error::NotDue("one step ahead is planned already: complete the pending step first"));
         }
@@ -57,16 +60,14 @@ impl ExclusiveScheduler {
         let horizon = if certain { horizon } else { 1 };
         self.doubt_horizon();
         let left = self.queue.head().zip(left);
-        self.pending.push_back(Pending {
-            step: Arc::clone(&step),
-            decision,
-            dropped: Vec::new(),
-            left,
-            horizon,
-            first,
-        });
+        self.pending.push_back(Pending { step, decision, dropped: Vec::new(), left, horizon, first });
         debug_assert_eq!(self.check(), Ok(()));
-        Ok(step)
+        Ok(&self.pending[self.pending.len() - 1].step)
+    }
+
+    /// The planned step that is to be completed next.
+    pub fn due_step(&self) -> Option<&Arc<Step>> {
+        self.pending.front().map(|pending| &pending.step)
     }
 
     /// Why the head waits although a step without prefill is taken.
@@ -139,12 +140,12 @@ impl ExclusiveScheduler {
         self.ledger.hold(row, request.need);
         let prompt = Lane::length(&request.prompt);
         let told = matches!(request.prompt, Prompt::Tokens(_));
-        let mut blocks = Vec::with_capacity(request.need as usize);
+        let mut blocks = Vec::with_capacity(request.need.min(ROOM_MAX) as usize);
         let content = self.kv.share(&request.sequence(), prompt - 1, &mut blocks);
         let offered = u32::try_from(blocks.len()).expect("blocks are counted in 32 bits");
         let hit = offered * self.worst_case.block_size;
         // Room for all outputs now, so that decoding never allocates.
-        let outputs = Vec::with_capacity(if told { request.outputs_max as usize } else { 0 });
+        let outputs = Vec::with_capacity(if told { request.outputs_max.min(ROOM_MAX) as usize } else { 0 });
         let end = prompt + request.outputs_max - 1;
         request.run = Some(Box::new(Run { blocks, outputs, offered, content, computed: 0, need_at: 0, end_at: 0 }));
         self.lanes.push(Lane { row, prompt, end, hit, computed: hit, planned: 0, decoding: false, told });

@@ -1,7 +1,5 @@
 //! The exclusive scheduler under the clock.
 
-use std::sync::Arc;
-
 use super::engine::{Added, Decision, Engine};
 use super::{Arrival, Refusal};
 use crate::config::Config;
@@ -9,17 +7,15 @@ use crate::error::Error;
 use crate::exclusive::{ExclusiveScheduler, NewRequest, Options, Tokens};
 use crate::phase::Kind;
 use crate::request::Row;
-use crate::step::Step;
 
 pub(super) struct Exclusive {
     scheduler: ExclusiveScheduler,
     max_model_len: u32,
-    step: Option<Arc<Step>>,
 }
 
 impl Exclusive {
     pub(super) fn new(config: &Config) -> Self {
-        Self { scheduler: ExclusiveScheduler::new(config), max_model_len: config.max_model_len, step: None }
+        Self { scheduler: ExclusiveScheduler::new(config), max_model_len: config.max_model_len }
     }
 }
 
@@ -41,7 +37,7 @@ impl Engine for Exclusive {
     }
 
     fn decide(&mut self) -> Result<Option<Decision>, Error> {
-        let step = self.step.insert(self.scheduler.schedule(Options::default())?);
+        let step = self.scheduler.schedule(Options::default())?;
         let (real, padded) = (step.total(), step.padded_tokens());
         Ok(match step.kind() {
             Kind::Idle => None,
@@ -51,7 +47,8 @@ impl Engine for Exclusive {
     }
 
     fn entries(&self) -> impl Iterator<Item = (Row, u32)> {
-        self.step.iter().flat_map(|step| step.rows().iter().enumerate().map(|(at, &row)| (row, step.tokens(at))))
+        let step = self.scheduler.due_step();
+        step.into_iter().flat_map(|step| step.rows().iter().enumerate().map(|(at, &row)| (row, step.tokens(at))))
     }
 
     fn wait(&self) -> Option<&'static str> {
@@ -63,14 +60,15 @@ impl Engine for Exclusive {
     }
 
     fn complete(&mut self, times: u64, mut news: impl FnMut(Row, bool)) -> Result<(), Error> {
-        let Some(step) = self.step.take() else { return Err(Error::NotDue("no step was planned")) };
+        let Some(step) = self.scheduler.due_step() else { return Err(Error::NotDue("no step was planned")) };
+        let (id, kind) = (step.id(), step.kind());
         let completion = if times == 1 {
-            self.scheduler.complete(step.id(), Tokens::LeftOut)?
+            self.scheduler.complete(id, Tokens::LeftOut)?
         } else {
             let times = u32::try_from(times).expect("at most the horizon, which has 32 bits");
-            self.scheduler.complete_decodes(step.id(), times)?
+            self.scheduler.complete_decodes(id, times)?
         };
-        if step.kind() == Kind::Decode {
+        if kind == Kind::Decode {
             completion.finishes().for_each(|(row, _)| news(row, true));
         } else {
             completion.iter().for_each(|outcome| news(outcome.row, outcome.finish.is_some()));
