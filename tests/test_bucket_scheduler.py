@@ -295,3 +295,15 @@ def test_first_chunk_ignores_the_hit_but_for_its_length(impl):
     steps = [advance(s, [None])[0] for _ in range(2)] + [advance(s, [0])[0]]
     assert [step.num_computed_tokens["a"] for step in steps] == [48, 112, 176]
     assert [step.num_scheduled_tokens["a"] for step in steps] == [64, 64, 24]
+
+
+def test_first_chunk_of_a_plan_ignores_the_hit(impl):
+    costs = {"num_batched_tokens_buckets": [16, 32, 64], "prefill_cost": {16: 1, 32: 10, 64: 3}}
+    s = make(impl, chunking="bucket", prefix_caching=True, **costs)
+    prompt = list(range(60))
+    add(impl, s, w=(prompt[:33], 1))
+    advance(s, [0])
+    add(impl, s, a=(prompt, 1))
+    step = s.schedule()
+    assert (step.num_computed_tokens, step.num_scheduled_tokens) == ({"a": 32}, {"a": 28}), "28 alone would be 16 + 12"
+    assert s.schedule().num_scheduled_tokens == {"a": 28}, "planned again, it still is the first chunk"

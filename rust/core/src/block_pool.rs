@@ -50,9 +50,9 @@ impl BlockPool {
         }
         let plain = count.min(self.front_len());
         let kept = self.front.len() - plain as usize;
-        for &block in self.front[kept..].iter().rev() {
+        blocks.extend(self.front[kept..].iter().rev());
+        for &block in &self.front[kept..] {
             self.refs[block as usize] = 1;
-            blocks.push(block);
         }
         self.front.truncate(kept);
         if plain < count {
@@ -103,16 +103,19 @@ impl BlockPool {
             let refs = &mut self.refs[block as usize];
             assert!(*refs > 0, "only an owned block is released");
             *refs -= 1;
-            // In order of the request, so that its last block ends up on top.
-            if *refs == 0 && !self.cached[block as usize] {
-                self.front.push(block);
-            }
         }
-        if self.cached_len > 0 {
-            for &block in blocks.iter().rev() {
-                if self.refs[block as usize] == 0 && self.cached[block as usize] {
-                    self.link_last(block);
-                }
+        // In order of the request, so that its last block ends up on top.
+        if self.cached_len == 0 {
+            // Only a cached block is shared, so all of them are free now.
+            self.front.extend_from_slice(blocks);
+            return;
+        }
+        let Self { refs, cached, .. } = self;
+        let free = |block: u32| refs[block as usize] == 0;
+        self.front.extend(blocks.iter().filter(|&&block| free(block) && !cached[block as usize]));
+        for &block in blocks.iter().rev() {
+            if self.refs[block as usize] == 0 && self.cached[block as usize] {
+                self.link_last(block);
             }
         }
     }

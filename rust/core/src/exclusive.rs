@@ -12,6 +12,7 @@ mod check;
 mod complete;
 mod lane;
 mod plan;
+mod wheel;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,13 +26,14 @@ use crate::ledger::{Candidate, Ledger, Wait, WorstCase};
 use crate::phase::{Decision, Kind, Phase};
 use crate::prefix::Content;
 use crate::queue::{Queue, Ticket};
-use crate::request::{Prompt, Row, Rows, SEGMENT_TOKENS, Sequence};
+use crate::request::{Prompt, Row, Rows, SEGMENT_ID_MAX, SEGMENT_TOKENS, Sequence};
 use crate::step::Step;
 
 pub use complete::{Completion, Finish, Outcome, Tokens};
 pub use plan::Options;
 
 use lane::{Lane, Lanes};
+use wheel::Wheel;
 
 /// A request to add.
 #[derive(Clone, Debug)]
@@ -78,6 +80,17 @@ struct Run {
     content: Content,
     /// Tokens computed when it ended.
     computed: u32,
+    /// While it decodes: the clock at which it needs its next block.
+    need_at: u64,
+    /// While it decodes: the clock at which it ends.
+    end_at: u64,
+}
+
+impl Run {
+    /// KV slots of its blocks.
+    fn slots(&self, block_size: u32) -> u32 {
+        u32::try_from(self.blocks.len()).expect("blocks are counted in 32 bits") * block_size
+    }
 }
 
 /// Status of a request.
@@ -164,6 +177,7 @@ pub struct ExclusiveScheduler {
     requests: Rows<Request>,
     /// Running requests in order of admission.
     lanes: Lanes,
+    wheel: Wheel,
     /// Planned steps, the one that is due first; at most two.
     pending: VecDeque<Pending>,
     /// Ended requests whose end no completed step has carried, in order.
@@ -176,8 +190,6 @@ pub struct ExclusiveScheduler {
     /// Steps and a completion that nobody may hold any more, to be filled again.
     spare: Vec<Arc<Step>>,
     completion: Option<Arc<Completion>>,
-    /// Room for the blocks to take in a run of steps: step and position of the request, as one number.
-    takes: Vec<u64>,
 }
 
 impl ExclusiveScheduler {
@@ -200,6 +212,7 @@ impl ExclusiveScheduler {
             queue: Queue::new(config.policy),
             requests: Rows::default(),
             lanes: Lanes::default(),
+            wheel: Wheel::new(config.block_size),
             pending: VecDeque::with_capacity(2),
             ended: Vec::new(),
             delivered: Vec::new(),
@@ -207,7 +220,6 @@ impl ExclusiveScheduler {
             next_step: 0,
             spare: Vec::new(),
             completion: None,
-            takes: Vec::new(),
         }
     }
 
@@ -237,6 +249,11 @@ impl ExclusiveScheduler {
             let expected = format!("one id for each {SEGMENT_TOKENS} of {length} prompt tokens");
             return Err(Error::invalid("hash_ids", format!("{} ids", ids.len()), expected));
         }
+        if let Prompt::Segments { ids, .. } = &prompt
+            && let Some(id) = ids.iter().find(|&&id| id > SEGMENT_ID_MAX)
+        {
+            return Err(Error::invalid("hash_ids", id, format!("ids from 0 to {SEGMENT_ID_MAX}")));
+        }
         let length = u32::try_from(length).expect("at most max_model_len");
         let outputs_max = max_tokens.min((max_model_len - length).max(1));
         let need = self.worst_case.blocks(length, outputs_max);
@@ -260,8 +277,9 @@ impl ExclusiveScheduler {
             }
             Place::Running => {
                 let at = self.lane_of(row).expect("a running request has a lane");
-                let lane = self.lanes.remove(at);
-                self.leave(&lane, None);
+                for lane in self.lanes.remove(&[at]) {
+                    self.leave(&lane, None);
+                }
             }
             ended @ Place::Ended(_) => {
                 request.place = ended;
@@ -407,6 +425,9 @@ impl ExclusiveScheduler {
         request.place = Place::Ended(finish);
         let run = request.run.as_deref_mut().expect("a running request was started");
         run.computed = lane.computed;
+        if lane.decoding && run.slots(self.worst_case.block_size) < self.worst_case.max_model_len {
+            self.wheel.remove(run.need_at, lane.row);
+        }
         self.kv.release(&run.blocks);
         for pending in &mut self.pending {
             pending.first = None;

@@ -95,6 +95,9 @@ impl<T> Rows<T> {
 /// Tokens that one id of [`Prompt::Segments`] stands for, as in the Mooncake traces.
 pub const SEGMENT_TOKENS: u32 = 512;
 
+/// The largest id of a segment: a token is known by the id of its segment and its place there, in 63 bits.
+pub const SEGMENT_ID_MAX: u64 = (1 << 54) - 1;
+
 /// The prompt of a request. Without contents nothing of it can be shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{ExclusiveScheduler, Place};
 use crate::error::Error;
+use crate::ledger::WorstCase;
 
 impl ExclusiveScheduler {
     /// Verifies what must always hold: every request is in one place, every block is free or owned,
@@ -44,10 +45,6 @@ impl ExclusiveScheduler {
                 *owners.entry(block).or_default() += 1;
             }
             law(
-                blocks.len() * self.worst_case.block_size as usize == lane.capacity as usize,
-                "a lane knows its slots",
-            )?;
-            law(
                 self.ledger.held(lane.row).is_some_and(|need| blocks.len() <= need as usize),
                 "nobody holds more than it reserved",
             )?;
@@ -66,11 +63,27 @@ impl ExclusiveScheduler {
     }
 
     fn check_lanes(&self, law: &impl Fn(bool, &str) -> Result<(), Error>) -> Result<(), Error> {
-        let done = self.lanes.iter().take_while(|lane| !lane.prefilling()).count();
-        law(self.lanes.decoding() == done, "prompts that are part done are the newest")?;
-        for lane in self.lanes.iter() {
+        let WorstCase { lookahead, block_size, max_model_len, .. } = self.worst_case;
+        let then = self.lanes.decoding_then();
+        let (mut on_wheel, mut first_end) = (0, u32::MAX);
+        for (at, lane) in self.lanes.iter().enumerate() {
+            law(lane.decoding == (lane.computed >= lane.prompt), "who has its prompt done decodes")?;
+            law(lane.prefilling() == (at >= then), "prompts that are part done are the newest")?;
             law(lane.computed < lane.end.max(lane.prompt) && lane.projected() <= lane.end, "who is done has left")?;
-            law(lane.projected() <= lane.capacity, "planned tokens have slots")?;
+            let run = self.request(lane.row).run.as_deref();
+            let run = run.ok_or_else(|| Error::Broken("who runs was started".to_owned()))?;
+            let slots = run.slots(block_size);
+            law(lane.projected() <= slots, "planned tokens have slots")?;
+            if lane.decoding {
+                first_end = first_end.min(lane.end - lane.computed);
+                let end_at = self.lanes.clock() + u64::from(lane.end - lane.computed);
+                law(run.end_at == end_at, "who decodes knows its end")?;
+                if slots < max_model_len {
+                    on_wheel += 1;
+                    let need_at = self.lanes.clock() + u64::from(slots - lookahead - lane.computed);
+                    law(run.need_at == need_at, "who decodes knows when it needs a block")?;
+                }
+            }
             let planned: u32 = self
                 .pending
                 .iter()
@@ -81,6 +94,7 @@ impl ExclusiveScheduler {
                 .sum();
             law(lane.planned == planned, "planned tokens are those of the planned steps")?;
         }
-        Ok(())
+        law(self.lanes.decoding() == 0 || self.lanes.horizon() == first_end, "the first end is known")?;
+        law(self.wheel.len() == on_wheel, "who decodes and may need blocks is on the wheel")
     }
 }

@@ -129,7 +129,7 @@ impl Pending {
     /// Positions in the step and among the running requests of the rows that are still there. Both keep
     /// the order of admission.
     fn live<'a>(&'a self, lanes: &'a Lanes) -> impl Iterator<Item = (usize, usize)> + 'a {
-        let mut from = self.first.unwrap_or(0);
+        let mut from = 0;
         (0..self.step.rows.len()).filter(|&at| !self.is_dropped(at)).map(move |at| {
             let place = self.place(at, from, lanes);
             from = place + 1;
@@ -137,8 +137,11 @@ impl Pending {
         })
     }
 
-    /// The place among the running requests, at or behind `from`, of the row at `at`.
+    /// The place among the running requests of the row at `at`, which is not before `from`.
     fn place(&self, at: usize, from: usize, lanes: &Lanes) -> usize {
+        if let Some(first) = self.first {
+            return first + at;
+        }
         let found = lanes.rows()[from..].iter().position(|&row| row == self.step.rows[at]);
         from + found.expect("a row that did not end has a lane")
     }
@@ -168,11 +171,8 @@ impl ExclusiveScheduler {
         if !(1..=horizon).contains(&times) {
             return Err(Error::invalid("times", times, format!("from 1 to the horizon, {horizon}")));
         }
-        let count = pending.step.rows.len();
         self.check_tokens(pending, Tokens::LeftOut)?;
-        if times > 1 {
-            self.plan_again(count, times - 1);
-        }
+        self.turn_wheel(self.lanes.next_clock(), times - 1);
         Ok(self.apply(Tokens::LeftOut, times))
     }
 
@@ -214,32 +214,6 @@ impl ExclusiveScheduler {
         Ok(())
     }
 
-    /// Plans the pending decode step, which has no gap, `more` times again behind itself. Takes the blocks
-    /// in the order in which single steps would have taken them.
-    fn plan_again(&mut self, count: usize, more: u32) {
-        let WorstCase { lookahead, block_size, max_model_len, .. } = self.worst_case;
-        let mut takes = std::mem::take(&mut self.takes);
-        let mut from = 0;
-        while let Some(at) = self.lanes.short_of_slots(from, count, lookahead + more) {
-            let (_, projected, mut capacity) = self.lanes.slots(at);
-            // The further step, from 1, that first needs more slots than the blocks have.
-            let mut step = capacity + 1 - (projected + lookahead).min(capacity);
-            while step <= more && capacity < max_model_len {
-                takes.push(u64::from(step) << 32 | at as u64);
-                step += block_size;
-                capacity += block_size;
-            }
-            from = at + 1;
-        }
-        takes.sort_unstable();
-        for take in takes.drain(..) {
-            let at = usize::try_from(take & u64::from(u32::MAX)).expect("a position was put in");
-            self.take_blocks(at, 1);
-        }
-        self.takes = takes;
-        self.lanes.plan_front(count, more);
-    }
-
     /// Moves the counts of the step that is due by `times` of its tokens, ends who has all it may have,
     /// and hands out what came of it.
     fn apply(&mut self, tokens: Tokens<'_>, times: u32) -> Arc<Completion> {
@@ -255,10 +229,11 @@ impl ExclusiveScheduler {
         if self.kv.shares() {
             self.offer_blocks(&pending);
         }
-        let Pending { step, decision, .. } = pending;
-        self.phase = self.phase.completed(decision);
-        self.delivered.extend(self.ended.drain(..step.finished.len()));
-        self.end(&step, &record.finishes);
+        self.phase = self.phase.completed(pending.decision);
+        self.delivered.extend(self.ended.drain(..pending.step.finished.len()));
+        self.end(&pending, &record.finishes);
+        self.join();
+        let step = pending.step;
         if self.lanes.is_empty() && self.queue.is_empty() {
             self.state = Kind::Idle;
         } else if !step.rows.is_empty() {
@@ -290,33 +265,59 @@ impl ExclusiveScheduler {
     fn advance(&mut self, pending: &Pending, times: u32, record: &mut Completion) {
         let step = &*pending.step;
         let stops = record.finishes.len();
-        if step.kind == Kind::Decode && pending.first == Some(0) {
-            let done = self.lanes.advance_front(step.rows.len(), times);
-            record.finishes.extend(done.map(|at| (at, Finish::Length)));
-        } else {
-            self.advance_each(pending, record);
+        match step.kind {
+            Kind::Idle => {}
+            // Whoever decodes is in a decode step that is due.
+            Kind::Decode => {
+                if self.lanes.tick(times) {
+                    self.note_spent(pending, &mut record.finishes);
+                }
+            }
+            Kind::Prefill => {
+                let mut from = 0;
+                for at in (0..step.rows.len()).filter(|&at| !pending.is_dropped(at)) {
+                    let place = pending.place(at, from, &self.lanes);
+                    from = place + 1;
+                    if self.lanes.advance(place, step.tokens(at)) {
+                        record.finishes.push((at, Finish::Length));
+                    } else if !step.emits(at) {
+                        record.silent.push(at);
+                    }
+                }
+            }
         }
         if stops > 0 {
             // Stop wins: the sort is stable, and the stops stand first.
             record.finishes.sort_by_key(|&(at, _)| at);
             record.finishes.dedup_by_key(|&mut (at, _)| at);
         }
+        if !pending.dropped.is_empty() {
+            record.silent.extend((0..step.rows.len()).filter(|&at| pending.is_dropped(at)));
+            record.silent.sort_unstable();
+        }
     }
 
-    fn advance_each(&mut self, pending: &Pending, record: &mut Completion) {
-        let step = &*pending.step;
-        let mut from = pending.first.unwrap_or(0);
-        for at in 0..step.rows.len() {
-            if pending.is_dropped(at) {
-                record.silent.push(at);
-                continue;
-            }
-            let place = pending.place(at, from, &self.lanes);
-            from = place + 1;
-            if self.lanes.advance(place, step.tokens(at)) {
-                record.finishes.push((at, Finish::Length));
-            } else if !step.emits(at) {
-                record.silent.push(at);
+    fn note_spent(&self, pending: &Pending, finishes: &mut Vec<(usize, Finish)>) {
+        let mut spent = self.lanes.spent().peekable();
+        if let Some(first) = pending.first {
+            finishes.extend(spent.map(|place| (place - first, Finish::Length)));
+        } else {
+            let done = pending.live(&self.lanes).filter(|&(_, place)| spent.next_if_eq(&place).is_some());
+            finishes.extend(done.map(|(at, _)| (at, Finish::Length)));
+        }
+    }
+
+    /// Lets those whose prompt is done decode from now on.
+    fn join(&mut self) {
+        let WorstCase { lookahead, block_size, max_model_len, .. } = self.worst_case;
+        while let Some((row, computed, end_at)) = self.lanes.join() {
+            let run = self.requests.get_mut(row).and_then(|request| request.run.as_deref_mut());
+            let run = run.expect("a running request was started");
+            let slots = run.slots(block_size);
+            run.end_at = end_at;
+            if slots < max_model_len {
+                run.need_at = self.lanes.clock() + u64::from(slots - lookahead - computed);
+                self.wheel.slot(run.need_at).push(row);
             }
         }
     }
@@ -347,19 +348,19 @@ impl ExclusiveScheduler {
         }
     }
 
-    /// Takes out who ended in `step`, in batch order.
-    fn end(&mut self, step: &Step, finishes: &[(usize, Finish)]) {
+    /// Takes out who ended in the step, in batch order.
+    fn end(&mut self, pending: &Pending, finishes: &[(usize, Finish)]) {
         if finishes.is_empty() {
             return;
         }
-        let mut rows = self.lanes.rows().iter();
         let mut from = 0;
         let place = |&(at, _): &(usize, Finish)| {
-            from += rows.position(|&row| row == step.rows[at]).expect("a row that ends has a lane") + 1;
-            from - 1
+            let place = pending.place(at, from, &self.lanes);
+            from = place + 1;
+            place
         };
         let places: Vec<usize> = finishes.iter().map(place).collect();
-        let gone = self.lanes.remove_all(&places);
+        let gone = self.lanes.remove(&places);
         for (lane, &(_, finish)) in gone.iter().zip(finishes) {
             self.leave(lane, Some(finish));
             self.ended.push(lane.row);

@@ -1,4 +1,4 @@
-//! The running requests as every step looks at them.
+//! The running requests as every step looks at them, and the clock of those that decode.
 
 use crate::request::{Prompt, Row};
 
@@ -15,8 +15,8 @@ pub(super) struct Lane {
     pub(super) computed: u32,
     /// Tokens of planned steps.
     pub(super) planned: u32,
-    /// KV slots of its blocks.
-    pub(super) capacity: u32,
+    /// Whether its prompt is done.
+    pub(super) decoding: bool,
     /// Whether its outputs must be told: its prompt was.
     pub(super) told: bool,
 }
@@ -54,20 +54,32 @@ impl Lane {
     }
 }
 
-/// All running requests in order of admission, as columns: a decode step moves a few counts of every
-/// request, and over columns those loops run several requests at a time.
+/// All running requests in order of admission, as columns.
+///
+/// Those whose prompt is done come first, since nobody starts beside a prompt that is part done; a decode
+/// step moves all of them by one token. So their counts are kept relative to a clock of decode steps, and
+/// a step moves the clock alone: what it costs is who ends and who needs a block, not who runs.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lanes {
     rows: Vec<Row>,
     prompts: Vec<u32>,
     ends: Vec<u32>,
     hits: Vec<u32>,
-    computed: Vec<u32>,
+    /// Tokens computed by completed steps; of those that decode less the clock, modulo 2^32.
+    counts: Vec<u32>,
+    /// Tokens of planned steps, of those that do not decode yet.
     planned: Vec<u32>,
-    capacity: Vec<u32>,
     told: Vec<bool>,
     /// How many of them must be told.
     told_count: usize,
+    /// How many decode.
+    decoding: usize,
+    /// Decode steps completed.
+    clock: u64,
+    /// Decode steps planned.
+    ahead: u32,
+    /// The clock at which the first of those that decode ends.
+    next_end: u64,
 }
 
 impl Lanes {
@@ -80,38 +92,27 @@ impl Lanes {
     }
 
     pub(super) fn get(&self, at: usize) -> Lane {
+        let decoding = at < self.decoding;
+        let (end, computed) = (self.ends[at], self.computed(at));
         Lane {
             row: self.rows[at],
             prompt: self.prompts[at],
-            end: self.ends[at],
+            end,
             hit: self.hits[at],
-            computed: self.computed[at],
-            planned: self.planned[at],
-            capacity: self.capacity[at],
+            computed,
+            planned: if decoding { self.ahead.min(end - computed) } else { self.planned[at] },
+            decoding,
             told: self.told[at],
         }
     }
 
-    pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = Lane> + ExactSizeIterator + Clone + '_ {
+    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = Lane> + Clone + '_ {
         self.iter_from(0)
     }
 
     /// Those from the position `first`.
-    pub(super) fn iter_from(
-        &self,
-        first: usize,
-    ) -> impl DoubleEndedIterator<Item = Lane> + ExactSizeIterator + Clone + '_ {
+    pub(super) fn iter_from(&self, first: usize) -> impl ExactSizeIterator<Item = Lane> + Clone + '_ {
         (first..self.len()).map(|at| self.get(at))
-    }
-
-    /// Whether some of the prompt of the request at `at` is left once the planned steps have run.
-    fn is_prefilling(&self, at: usize) -> bool {
-        self.computed[at] + self.planned[at] < self.prompts[at]
-    }
-
-    /// Whether the newest request is so.
-    pub(super) fn last_prefilling(&self) -> bool {
-        self.len().checked_sub(1).is_some_and(|last| self.is_prefilling(last))
     }
 
     pub(super) fn rows(&self) -> &[Row] {
@@ -122,35 +123,22 @@ impl Lanes {
         self.told_count > 0
     }
 
+    /// Adds a request whose prompt is not done.
     pub(super) fn push(&mut self, lane: Lane) {
-        let Lane { row, prompt, end, hit, computed, planned, capacity, told } = lane;
+        let Lane { row, prompt, end, hit, computed, planned, decoding, told } = lane;
+        assert!(!decoding && computed < prompt, "a request starts with some of its prompt left");
         self.rows.push(row);
         self.prompts.push(prompt);
         self.ends.push(end);
         self.hits.push(hit);
-        self.computed.push(computed);
+        self.counts.push(computed);
         self.planned.push(planned);
-        self.capacity.push(capacity);
         self.told.push(told);
         self.told_count += usize::from(told);
     }
 
-    pub(super) fn remove(&mut self, at: usize) -> Lane {
-        self.told_count -= usize::from(self.told[at]);
-        Lane {
-            row: self.rows.remove(at),
-            prompt: self.prompts.remove(at),
-            end: self.ends.remove(at),
-            hit: self.hits.remove(at),
-            computed: self.computed.remove(at),
-            planned: self.planned.remove(at),
-            capacity: self.capacity.remove(at),
-            told: self.told.remove(at),
-        }
-    }
-
-    /// Takes out those at the ascending positions `gone`, in one pass.
-    pub(super) fn remove_all(&mut self, gone: &[usize]) -> Vec<Lane> {
+    /// Takes out those at the ascending positions `gone`.
+    pub(super) fn remove(&mut self, gone: &[usize]) -> Vec<Lane> {
         fn close<T: Copy>(column: &mut Vec<T>, gone: &[usize]) {
             for (closed, &at) in gone.iter().enumerate() {
                 let next = gone.get(closed + 1).copied().unwrap_or(column.len());
@@ -159,103 +147,146 @@ impl Lanes {
             column.truncate(column.len() - gone.len());
         }
         let lanes: Vec<Lane> = gone.iter().map(|&at| self.get(at)).collect();
-        self.told_count -= lanes.iter().filter(|lane| lane.told).count();
         close(&mut self.rows, gone);
         close(&mut self.prompts, gone);
         close(&mut self.ends, gone);
         close(&mut self.hits, gone);
-        close(&mut self.computed, gone);
+        close(&mut self.counts, gone);
         close(&mut self.planned, gone);
-        close(&mut self.capacity, gone);
         close(&mut self.told, gone);
+        self.told_count -= lanes.iter().filter(|lane| lane.told).count();
+        self.decoding -= lanes.iter().filter(|lane| lane.decoding).count();
+        self.find_next_end();
         lanes
     }
 
-    /// Number of requests in front whose prompt is done once the planned steps have run: prompts that are
-    /// part done are the newest, since nobody starts beside them.
+    /// Decode steps completed.
+    pub(super) fn clock(&self) -> u64 {
+        self.clock
+    }
+
+    /// The clock at which the next decode step is planned.
+    pub(super) fn next_clock(&self) -> u64 {
+        self.clock + u64::from(self.ahead)
+    }
+
+    /// How many decode.
     pub(super) fn decoding(&self) -> usize {
-        (0..self.len()).rev().find(|&at| !self.is_prefilling(at)).map_or(0, |at| at + 1)
+        self.decoding
     }
 
-    /// Plans `tokens` more for the request at `at`.
-    pub(super) fn plan(&mut self, at: usize, tokens: u32) {
-        self.planned[at] += tokens;
+    /// How many will, once the planned steps have run.
+    pub(super) fn decoding_then(&self) -> usize {
+        (self.decoding..self.len()).rev().find(|&at| !self.is_prefilling(at)).map_or(self.decoding, |at| at + 1)
     }
 
-    /// Row, computed tokens once the planned steps have run, and KV slots of the request at `at`.
-    pub(super) fn slots(&self, at: usize) -> (Row, u32, u32) {
-        (self.rows[at], self.computed[at] + self.planned[at], self.capacity[at])
+    /// Whether some of the prompt of the newest request is left then.
+    pub(super) fn last_prefilling(&self) -> bool {
+        self.len().checked_sub(1).is_some_and(|last| last >= self.decoding && self.is_prefilling(last))
     }
 
-    /// Gives the request at `at` `slots` more.
-    pub(super) fn widen(&mut self, at: usize, slots: u32) {
-        self.capacity[at] += slots;
+    /// Whether one of the first `count` requests has emitted all it may then.
+    pub(super) fn any_spent(&self, count: usize) -> bool {
+        let spent = |at: usize| self.counts[at] + self.planned[at] == self.ends[at];
+        self.next_end <= self.next_clock() || (self.decoding..count).any(spent)
     }
 
-    /// Moves `tokens` of the request at `at` from planned to computed; whether it has emitted all it may.
-    pub(super) fn advance(&mut self, at: usize, tokens: u32) -> bool {
-        self.computed[at] += tokens;
-        self.planned[at] -= tokens;
-        self.computed[at] == self.ends[at]
+    /// Positions of those that decode and have emitted all they may.
+    pub(super) fn spent(&self) -> impl Iterator<Item = usize> + '_ {
+        let clock = low(self.clock);
+        let columns = self.ends[..self.decoding].iter().zip(&self.counts[..self.decoding]).enumerate();
+        columns.filter(move |(_, (end, count))| **end == count.wrapping_add(clock)).map(|(at, _)| at)
     }
 
-    /// Forgets what was planned.
-    pub(super) fn void(&mut self) {
-        self.planned.fill(0);
+    /// For how many steps, with none planned, all that decode can go on.
+    pub(super) fn horizon(&self) -> u32 {
+        u32::try_from(self.next_end - self.clock).unwrap_or(u32::MAX)
     }
 
-    /// Computed tokens of the first `count` requests once the planned steps have run.
-    pub(super) fn projected(&self, count: usize) -> impl ExactSizeIterator<Item = u32> + Clone + '_ {
-        self.computed[..count].iter().zip(&self.planned[..count]).map(|(computed, planned)| computed + planned)
+    /// Computed tokens of the first `count` requests once the planned steps have run; none of them is spent.
+    pub(super) fn projected(&self, count: usize) -> impl Iterator<Item = u32> + Clone + '_ {
+        let clock = low(self.next_clock());
+        let decoding = self.counts[..self.decoding].iter().map(move |computed| computed.wrapping_add(clock));
+        let joining = self.counts[self.decoding..count].iter().zip(&self.planned[self.decoding..count]);
+        decoding.chain(joining.map(|(computed, planned)| computed + planned))
     }
 
     /// Whether some of the prompt of each of the first `count` requests is left then.
     pub(super) fn prefilling(&self, count: usize) -> impl Iterator<Item = bool> + Clone + '_ {
-        self.projected(count).zip(&self.prompts[..count]).map(|(projected, &prompt)| projected < prompt)
+        let clock = low(self.next_clock());
+        let decoding = self.counts[..self.decoding].iter().zip(&self.prompts[..self.decoding]);
+        let decoding = decoding.map(move |(count, &prompt)| count.wrapping_add(clock) < prompt);
+        decoding.chain((self.decoding..count).map(|at| self.is_prefilling(at)))
     }
 
-    /// The fewest tokens that any of the first `count` requests, whose prompts are done, may still decode
-    /// then: for how many steps all of them can go on.
-    pub(super) fn least_left(&self, count: usize) -> u32 {
-        self.projected(count).zip(&self.ends[..count]).map(|(projected, end)| end - projected).min().unwrap_or(0)
+    /// Plans `tokens` more for the request at `at`, which does not decode.
+    pub(super) fn plan(&mut self, at: usize, tokens: u32) {
+        debug_assert!(at >= self.decoding, "those that decode are planned together");
+        self.planned[at] += tokens;
     }
 
-    /// Plans a token for each of the first `count` requests that may still decode one.
-    pub(super) fn plan_ready(&mut self, count: usize) {
-        let columns = self.computed[..count].iter().zip(&self.ends[..count]).zip(&mut self.planned[..count]);
-        for ((&computed, &end), planned) in columns {
-            *planned += u32::from(computed + *planned != end);
+    /// Plans a decode step.
+    pub(super) fn plan_decode(&mut self) {
+        self.ahead += 1;
+    }
+
+    /// Forgets what was planned.
+    pub(super) fn void(&mut self) {
+        self.ahead = 0;
+        self.planned[self.decoding..].fill(0);
+    }
+
+    /// Completes the decode step that is due, `times` times; whether anybody has now emitted all it may.
+    pub(super) fn tick(&mut self, times: u32) -> bool {
+        self.ahead -= 1;
+        self.clock += u64::from(times);
+        self.decoding > 0 && self.clock == self.next_end
+    }
+
+    /// Moves `tokens` of the prompt at `at` from planned to computed; whether the request has then emitted
+    /// all it may.
+    pub(super) fn advance(&mut self, at: usize, tokens: u32) -> bool {
+        self.counts[at] += tokens;
+        self.planned[at] -= tokens;
+        self.counts[at] == self.ends[at]
+    }
+
+    /// Lets the oldest request that does not decode join those that do, if its prompt is done. Answers who
+    /// it is, its computed tokens, and the clock at which it ends.
+    pub(super) fn join(&mut self) -> Option<(Row, u32, u64)> {
+        let at = self.decoding;
+        let computed = *self.counts.get(at)?;
+        if computed < self.prompts[at] {
+            return None;
         }
+        let end = self.clock + u64::from(self.ends[at] - computed);
+        self.counts[at] = computed.wrapping_sub(low(self.clock));
+        // A decode step that is planned already counts for all that decode.
+        self.planned[at] = 0;
+        self.next_end = if self.decoding == 0 { end } else { self.next_end.min(end) };
+        self.decoding += 1;
+        Some((self.rows[at], computed, end))
     }
 
-    /// As [`Lanes::plan`] for the first `count` requests.
-    pub(super) fn plan_front(&mut self, count: usize, tokens: u32) {
-        for planned in &mut self.planned[..count] {
-            *planned += tokens;
-        }
+    fn computed(&self, at: usize) -> u32 {
+        let count = self.counts[at];
+        if at < self.decoding { count.wrapping_add(low(self.clock)) } else { count }
     }
 
-    /// As [`Lanes::advance`] for the first `count` requests; the positions of those that have emitted all
-    /// they may.
-    pub(super) fn advance_front(&mut self, count: usize, tokens: u32) -> impl Iterator<Item = usize> + '_ {
-        for computed in &mut self.computed[..count] {
-            *computed += tokens;
-        }
-        for planned in &mut self.planned[..count] {
-            *planned -= tokens;
-        }
-        let ends = self.ends[..count].iter().zip(&self.computed[..count]);
-        // Most steps end nobody: counted first, which runs over several requests at a time.
-        let any = ends.clone().map(|(end, computed)| u32::from(end == computed)).sum::<u32>() > 0;
-        let done = ends.enumerate().filter(|&(_, (end, computed))| end == computed).map(|(at, _)| at);
-        any.then_some(done).into_iter().flatten()
+    /// Of a request that does not decode: whether some of its prompt is left once the planned steps have run.
+    fn is_prefilling(&self, at: usize) -> bool {
+        self.counts[at] + self.planned[at] < self.prompts[at]
     }
 
-    /// The first request from `from` to `to` whose planned tokens, and `lookahead` more, need more slots than
-    /// it has.
-    pub(super) fn short_of_slots(&self, from: usize, to: usize, lookahead: u32) -> Option<usize> {
-        let columns = self.computed[from..to].iter().zip(&self.planned[from..to]).zip(&self.capacity[from..to]);
-        let mut short = columns.map(|((computed, planned), capacity)| computed + planned + lookahead > *capacity);
-        short.position(|short| short).map(|at| from + at)
+    fn find_next_end(&mut self) {
+        let columns = self.ends[..self.decoding].iter().zip(&self.counts[..self.decoding]);
+        let clock = low(self.clock);
+        let left = columns.map(|(end, count)| end.wrapping_sub(count.wrapping_add(clock))).min();
+        self.next_end = left.map_or(u64::MAX, |left| self.clock + u64::from(left));
     }
+}
+
+/// The clock, as counts are kept relative to it.
+fn low(clock: u64) -> u32 {
+    (clock & u64::from(u32::MAX)).try_into().expect("masked")
 }

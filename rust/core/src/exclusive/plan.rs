@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::lane::Lane;
 use super::{ExclusiveScheduler, Pending, Place, Run};
 use crate::error::Error;
-use crate::ledger::{Candidate, Wait};
+use crate::ledger::{Candidate, Wait, WorstCase};
 use crate::phase::{Decision, Kind};
 use crate::request::{Prompt, Row};
 use crate::step::{Chunk, Step, check};
@@ -46,7 +46,8 @@ impl ExclusiveScheduler {
                 left
             }
             Kind::Decode => {
-                (horizon, first) = self.plan_decode(planned)?;
+                horizon = self.plan_decode(planned)?;
+                first = Some(0);
                 self.head_left(decision)
             }
         };
@@ -78,7 +79,7 @@ impl ExclusiveScheduler {
     /// first row among the running requests.
     fn plan_prefill(&mut self, step: &mut Step) -> Result<(Option<Wait>, usize), Error> {
         let (first, left) = if self.prefill_in_progress() {
-            (self.lanes.decoding(), self.queue.head().map(|_| Wait::PrefillInProgress))
+            (self.lanes.decoding_then(), self.queue.head().map(|_| Wait::PrefillInProgress))
         } else {
             let first = self.lanes.len();
             (first, self.start_prompts())
@@ -141,63 +142,80 @@ impl ExclusiveScheduler {
         let mut blocks = Vec::with_capacity(request.need as usize);
         let content = self.kv.share(&request.sequence(), prompt - 1, &mut blocks);
         let offered = u32::try_from(blocks.len()).expect("blocks are counted in 32 bits");
-        let capacity = offered * self.worst_case.block_size;
+        let hit = offered * self.worst_case.block_size;
         // Room for all outputs now, so that decoding never allocates.
         let outputs = Vec::with_capacity(if told { request.outputs_max as usize } else { 0 });
         let end = prompt + request.outputs_max - 1;
-        request.run = Some(Box::new(Run { blocks, outputs, offered, content, computed: 0 }));
-        self.lanes.push(Lane { row, prompt, end, hit: capacity, computed: capacity, planned: 0, capacity, told });
+        request.run = Some(Box::new(Run { blocks, outputs, offered, content, computed: 0, need_at: 0, end_at: 0 }));
+        self.lanes.push(Lane { row, prompt, end, hit, computed: hit, planned: 0, decoding: false, told });
     }
 
     /// Fills `step` with one token of each request that is ready; answers how many steps in a row the
-    /// same requests can decode, and their first position unless there is a gap between them: a request
-    /// that emits its last token in the pending step.
-    fn plan_decode(&mut self, step: &mut Step) -> Result<(u32, Option<usize>), Error> {
-        let decoding = self.lanes.decoding();
-        let horizon = self.lanes.least_left(decoding);
-        let front = horizon > 0;
+    /// same requests can decode.
+    fn plan_decode(&mut self, step: &mut Step) -> Result<u32, Error> {
+        let decoding = self.lanes.decoding_then();
         step.kind = Kind::Decode;
-        if front {
-            step.rows.extend_from_slice(&self.lanes.rows()[..decoding]);
-            step.computed.extend(self.lanes.projected(decoding));
-        } else {
+        // A request that emits its last token in the pending step is spent: it leaves a gap.
+        let gap = self.lanes.any_spent(decoding);
+        if gap {
             let ready = || self.lanes.iter().filter(Lane::ready);
             step.rows.extend(ready().map(|lane| lane.row));
             step.computed.extend(ready().map(|lane| lane.projected()));
+        } else {
+            step.rows.extend_from_slice(&self.lanes.rows()[..decoding]);
+            step.computed.extend(self.lanes.projected(decoding));
         }
         step.padded = self.seqs_buckets.fit(step.total())?;
         let name = |at: usize| step.rows[at].index();
-        if front {
-            check(step.kind, step.padded, self.lanes.prefilling(decoding).map(|prefill| (prefill, 1)), name)?;
-        } else {
+        if gap {
             let rows = self.lanes.iter().filter(Lane::ready).map(|lane| (lane.prefilling(), 1));
             check(step.kind, step.padded, rows, name)?;
+        } else {
+            let rows = self.lanes.prefilling(decoding).map(|prefilling| (prefilling, 1));
+            check(step.kind, step.padded, rows, name)?;
         }
-        self.lanes.plan_ready(decoding);
-        let mut from = 0;
-        while let Some(at) = self.lanes.short_of_slots(from, decoding, self.worst_case.lookahead) {
-            self.take_slots(at);
-            from = at + 1;
+        let horizon = if gap { 1 } else { self.lanes.horizon() };
+        self.turn_wheel(self.lanes.next_clock(), 1);
+        for at in self.lanes.decoding()..decoding {
+            if self.lanes.get(at).ready() {
+                self.lanes.plan(at, 1);
+                self.take_slots(at);
+            }
         }
-        Ok((horizon, front.then_some(0)))
+        self.lanes.plan_decode();
+        Ok(horizon)
+    }
+
+    /// Gives a block to each request that needs one when it decodes at each of `steps` clocks from `clock`
+    /// on, step by step and in batch order.
+    pub(super) fn turn_wheel(&mut self, clock: u64, steps: u32) {
+        let Self { wheel, requests, kv, worst_case, .. } = self;
+        let WorstCase { block_size, max_model_len, .. } = *worst_case;
+        wheel.turn(clock, steps, |clock, slot| {
+            slot.retain(|&row| {
+                let run = requests.get_mut(row).and_then(|request| request.run.as_deref_mut());
+                let run = run.expect("who decodes was started");
+                // It needs none yet where a step was planned before that went void, and none any more where
+                // it ends in the step before.
+                if run.need_at == clock && run.end_at > clock {
+                    kv.allocate(1, &mut run.blocks);
+                    run.need_at += u64::from(block_size);
+                }
+                run.slots(block_size) < max_model_len
+            });
+        });
     }
 
     /// Allocates the blocks that the planned tokens of the request at `at` need.
     fn take_slots(&mut self, at: usize) {
-        let (_, projected, capacity) = self.lanes.slots(at);
-        let slots = self.worst_case.slots_for(projected);
-        if slots > capacity {
-            self.take_blocks(at, (slots - capacity).div_ceil(self.worst_case.block_size));
+        let lane = self.lanes.get(at);
+        let slots = self.worst_case.slots_for(lane.projected());
+        let run = self.requests.get_mut(lane.row).and_then(|request| request.run.as_deref_mut());
+        let run = run.expect("a running request was started");
+        let held = run.slots(self.worst_case.block_size);
+        if slots > held {
+            self.kv.allocate((slots - held).div_ceil(self.worst_case.block_size), &mut run.blocks);
         }
-    }
-
-    /// Allocates `count` blocks for the request at `at`.
-    pub(super) fn take_blocks(&mut self, at: usize, count: u32) {
-        let (row, ..) = self.lanes.slots(at);
-        let run = self.requests.get_mut(row).and_then(|request| request.run.as_deref_mut());
-        let blocks = &mut run.expect("a running request was started").blocks;
-        self.kv.allocate(count, blocks);
-        self.lanes.widen(at, count * self.worst_case.block_size);
     }
 
     fn void_pending(&mut self) {
