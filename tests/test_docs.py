@@ -44,10 +44,14 @@ def commands(page: Path, program: str) -> list[tuple[str, str]]:
 
 
 def run_doctest(text: str, names: dict, file: Path, line: int) -> int:
-    """Runs the examples of `text`, which starts at `line` of `file`; returns how many there were."""
+    """Runs the examples of `text`, which starts at `line` of `file`; returns how many there were.
+
+    What they define is added to `names`.
+    """
     test = doctest.DocTestParser().get_doctest(text, names, file.name, str(file), line)
     output: list[str] = []
     doctest.DocTestRunner(optionflags=OPTIONS).run(test, out=output.append, clear_globs=False)
+    names.update(test.globs)  # doctest works on a copy
     assert not output, "".join(output)
     return len(test.examples)
 
