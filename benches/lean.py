@@ -8,8 +8,6 @@ from bisect import bisect_left
 from collections import Counter, deque
 from typing import NamedTuple
 
-import numpy as np
-
 
 class LeanRequest:
     __slots__ = ("arrival", "blocks", "capacity", "computed", "end", "id", "last", "need", "prompt")
@@ -109,26 +107,39 @@ class LeanScheduler:
 
 
 def spread(times_ns):
-    """Mean and percentiles, in milliseconds."""
-    ms = np.array(times_ns) / 1e6
-    p50, p90, p99 = np.percentile(ms, [50, 90, 99])
-    return {"mean": ms.mean(), "p50": p50, "p90": p90, "p99": p99, "max": ms.max()}
+    """Mean, percentiles (linear) and maximum, in milliseconds."""
+    ordered = sorted(times_ns)
+
+    def percentile(percent):
+        place = (len(ordered) - 1) * (percent / 100)
+        low, high = ordered[int(place)] / 1e6, ordered[min(int(place) + 1, len(ordered) - 1)] / 1e6
+        share = place - int(place)
+        return high - (high - low) * (1 - share) if share >= 0.5 else low + (high - low) * share
+
+    mean = sum(ordered) / (len(ordered) * 1e6)
+    return {"mean": mean, "p50": percentile(50), "p90": percentile(90), "p99": percentile(99), "max": ordered[-1] / 1e6}
 
 
 def lean_replay(arrivals, config, prefill_ns, decode_ns):
-    """Replays (arrival in ns, prompt tokens, output tokens), in order of arrival; returns the summary."""
+    """Replays (arrival in ns, prompt tokens, output tokens, id), in order of arrival; returns the whole summary."""
     token_buckets, seqs_buckets = config.num_batched_tokens_buckets, config.num_seqs_buckets
     block_size, max_model_len = config.block_size, config.max_model_len
-    incoming = deque()
-    for arrival, prompt, outputs in arrivals:
-        request = LeanRequest(None, prompt, min(outputs, max(1, max_model_len - prompt)), arrival)
+    incoming, rejections = deque(), []
+    for arrival, prompt, outputs, id in arrivals:
+        request = LeanRequest(id, prompt, min(outputs, max(1, max_model_len - prompt)), arrival)
         request.need = -(-request.end // block_size)
-        incoming.append(request)
+        if prompt > max_model_len:
+            rejections.append({"id": id, "reason": "prompt_too_long"})
+        elif request.need > config.num_blocks:
+            rejections.append({"id": id, "reason": "kv_never_fits"})
+        else:
+            incoming.append(request)
     requests = list(incoming)
     waiting, running = deque(), []
     ttft, e2e, queued, gaps, padding = [], [], [], [], {"prefill": {}, "decode": {}}
     steps, tokens = Counter(prefill=0, decode=0), Counter(prompt=0, prompt_padded=0, decode=0, decode_padded=0)
-    prefilling, reserved, now = None, 0, incoming[0].arrival
+    waits, prefilling, reserved, start = Counter(), None, 0, arrivals[0][0]
+    now = start
 
     def pad(kind, buckets, real):
         size = buckets[bisect_left(buckets, real)]
@@ -148,6 +159,15 @@ def lean_replay(arrivals, config, prefill_ns, decode_ns):
             running.append(prefilling)
             reserved += prefilling.need
             queued.append(now - prefilling.arrival)
+        if waiting:
+            if len(running) >= config.max_num_seqs:
+                reason = "slots"
+            elif prefilling is not None:
+                last = prefilling.prompt - prefilling.computed <= token_buckets[-1]
+                reason = "prefill_batch_full" if last and not prefilling.computed else "prefill_in_progress"
+            else:
+                reason = "kv"
+            waits[reason] += decode_ns if prefilling is None else prefill_ns
         ended = False
         if prefilling is not None:
             chunk = min(prefilling.prompt - prefilling.computed, token_buckets[-1])
@@ -178,9 +198,11 @@ def lean_replay(arrivals, config, prefill_ns, decode_ns):
                     e2e.append(now - request.arrival)
                     reserved -= request.need
             running = [request for request in running if request.computed != request.end]
-    makespan_s = (now - requests[0].arrival) / 1e9
+    makespan_s = (now - start) / 1e9
     return {
         "completed": len(e2e),
+        "rejected": len(rejections),
+        "rejections": rejections,
         "makespan_s": makespan_s,
         "requests_per_s": len(e2e) / makespan_s,
         "output_tokens_per_s": sum(request.end - request.prompt + 1 for request in requests) / makespan_s,
@@ -191,4 +213,5 @@ def lean_replay(arrivals, config, prefill_ns, decode_ns):
         "steps": dict(steps),
         "tokens": dict(tokens),
         "padding": padding,
+        "wait_reasons": {reason: time / 1e6 for reason, time in waits.items()},
     }

@@ -5,8 +5,8 @@
 //! step that was not completed may be planned again. One step may be planned ahead of a pending one, on
 //! the counts that the pending one will leave behind.
 //!
-//! Cost: a step touches the running requests once, never the waiting ones; what a request needs only when
-//! it starts or ends stays out of the table that every step walks.
+//! Cost: a decode step moves one clock for all that decode, and looks at those that end or need a block; it
+//! never looks at who waits. What a request needs only when it starts or ends stays out of its columns.
 
 mod check;
 mod complete;
@@ -190,6 +190,9 @@ pub struct ExclusiveScheduler {
     /// Steps and a completion that nobody may hold any more, to be filled again.
     spare: Vec<Arc<Step>>,
     completion: Option<Arc<Completion>>,
+    /// Room for who ends in a step: positions among the running, and what was there.
+    places: Vec<usize>,
+    gone: Vec<Lane>,
 }
 
 impl ExclusiveScheduler {
@@ -220,6 +223,8 @@ impl ExclusiveScheduler {
             next_step: 0,
             spare: Vec::new(),
             completion: None,
+            places: Vec::new(),
+            gone: Vec::new(),
         }
     }
 
@@ -277,9 +282,9 @@ impl ExclusiveScheduler {
             }
             Place::Running => {
                 let at = self.lane_of(row).expect("a running request has a lane");
-                for lane in self.lanes.remove(&[at]) {
-                    self.leave(&lane, None);
-                }
+                let lane = self.lanes.get(at);
+                self.lanes.remove(&[at], &mut Vec::new());
+                self.leave(&lane, None);
             }
             ended @ Place::Ended(_) => {
                 request.place = ended;

@@ -269,7 +269,7 @@ impl ExclusiveScheduler {
             // Whoever decodes is in a decode step that is due.
             Kind::Decode => {
                 if self.lanes.tick(times) {
-                    self.note_spent(pending, &mut record.finishes);
+                    self.take_spent(pending, &mut record.finishes);
                 }
             }
             Kind::Prefill => {
@@ -296,11 +296,13 @@ impl ExclusiveScheduler {
         }
     }
 
-    fn note_spent(&self, pending: &Pending, finishes: &mut Vec<(usize, Finish)>) {
-        let mut spent = self.lanes.spent().peekable();
+    fn take_spent(&mut self, pending: &Pending, finishes: &mut Vec<(usize, Finish)>) {
+        self.places.clear();
+        self.lanes.take_spent(&mut self.places);
         if let Some(first) = pending.first {
-            finishes.extend(spent.map(|place| (place - first, Finish::Length)));
+            finishes.extend(self.places.iter().map(|place| (place - first, Finish::Length)));
         } else {
+            let mut spent = self.places.iter().copied().peekable();
             let done = pending.live(&self.lanes).filter(|&(_, place)| spent.next_if_eq(&place).is_some());
             finishes.extend(done.map(|(at, _)| (at, Finish::Length)));
         }
@@ -358,11 +360,15 @@ impl ExclusiveScheduler {
             from = place + 1;
             place
         };
-        let places: Vec<usize> = finishes.iter().map(place).collect();
-        let gone = self.lanes.remove(&places);
+        self.places.clear();
+        self.places.extend(finishes.iter().map(place));
+        let mut gone = std::mem::take(&mut self.gone);
+        self.lanes.remove(&self.places, &mut gone);
         for (lane, &(_, finish)) in gone.iter().zip(finishes) {
             self.leave(lane, Some(finish));
             self.ended.push(lane.row);
         }
+        gone.clear();
+        self.gone = gone;
     }
 }

@@ -64,14 +64,14 @@ pub(super) struct Lanes {
     rows: Vec<Row>,
     prompts: Vec<u32>,
     ends: Vec<u32>,
-    hits: Vec<u32>,
+    /// Tokens computed before they started, and whether their outputs must be told.
+    starts: Vec<(u32, bool)>,
     /// Tokens computed by completed steps; of those that decode less the clock, modulo 2^32.
     counts: Vec<u32>,
     /// Tokens of planned steps, of those that do not decode yet.
     planned: Vec<u32>,
-    told: Vec<bool>,
-    /// How many of them must be told.
-    told_count: usize,
+    /// Of how many the outputs must be told.
+    told: usize,
     /// How many decode.
     decoding: usize,
     /// Decode steps completed.
@@ -93,16 +93,16 @@ impl Lanes {
 
     pub(super) fn get(&self, at: usize) -> Lane {
         let decoding = at < self.decoding;
-        let (end, computed) = (self.ends[at], self.computed(at));
+        let (end, computed, (hit, told)) = (self.ends[at], self.computed(at), self.starts[at]);
         Lane {
             row: self.rows[at],
             prompt: self.prompts[at],
             end,
-            hit: self.hits[at],
+            hit,
             computed,
             planned: if decoding { self.ahead.min(end - computed) } else { self.planned[at] },
             decoding,
-            told: self.told[at],
+            told,
         }
     }
 
@@ -120,7 +120,7 @@ impl Lanes {
     }
 
     pub(super) fn any_told(&self) -> bool {
-        self.told_count > 0
+        self.told > 0
     }
 
     /// Adds a request whose prompt is not done.
@@ -130,34 +130,40 @@ impl Lanes {
         self.rows.push(row);
         self.prompts.push(prompt);
         self.ends.push(end);
-        self.hits.push(hit);
+        self.starts.push((hit, told));
         self.counts.push(computed);
         self.planned.push(planned);
-        self.told.push(told);
-        self.told_count += usize::from(told);
+        self.told += usize::from(told);
     }
 
-    /// Takes out those at the ascending positions `gone`.
-    pub(super) fn remove(&mut self, gone: &[usize]) -> Vec<Lane> {
-        fn close<T: Copy>(column: &mut Vec<T>, gone: &[usize]) {
-            for (closed, &at) in gone.iter().enumerate() {
-                let next = gone.get(closed + 1).copied().unwrap_or(column.len());
+    /// Takes out those at the ascending positions `places`, and appends them to `gone`.
+    pub(super) fn remove(&mut self, places: &[usize], gone: &mut Vec<Lane>) {
+        fn close<T: Copy>(column: &mut Vec<T>, places: &[usize]) {
+            for (closed, &at) in places.iter().enumerate() {
+                let next = places.get(closed + 1).copied().unwrap_or(column.len());
                 column.copy_within(at + 1..next, at - closed);
             }
-            column.truncate(column.len() - gone.len());
+            column.truncate(column.len() - places.len());
         }
-        let lanes: Vec<Lane> = gone.iter().map(|&at| self.get(at)).collect();
-        close(&mut self.rows, gone);
-        close(&mut self.prompts, gone);
-        close(&mut self.ends, gone);
-        close(&mut self.hits, gone);
-        close(&mut self.counts, gone);
-        close(&mut self.planned, gone);
-        close(&mut self.told, gone);
-        self.told_count -= lanes.iter().filter(|lane| lane.told).count();
-        self.decoding -= lanes.iter().filter(|lane| lane.decoding).count();
-        self.find_next_end();
-        lanes
+        let mut first_gone = false;
+        for &at in places {
+            let lane = self.get(at);
+            if at < self.decoding {
+                first_gone |= self.clock + u64::from(lane.end - lane.computed) == self.next_end;
+            }
+            gone.push(lane);
+        }
+        self.decoding -= places.partition_point(|&at| at < self.decoding);
+        close(&mut self.rows, places);
+        close(&mut self.prompts, places);
+        close(&mut self.ends, places);
+        close(&mut self.starts, places);
+        close(&mut self.counts, places);
+        close(&mut self.planned, places);
+        self.told -= gone[gone.len() - places.len()..].iter().filter(|lane| lane.told).count();
+        if first_gone {
+            self.find_next_end();
+        }
     }
 
     /// Decode steps completed.
@@ -191,11 +197,20 @@ impl Lanes {
         self.next_end <= self.next_clock() || (self.decoding..count).any(spent)
     }
 
-    /// Positions of those that decode and have emitted all they may.
-    pub(super) fn spent(&self) -> impl Iterator<Item = usize> + '_ {
+    /// Appends the positions of those that decode and have emitted all they may. They no longer count for the
+    /// next end: they are to be taken out.
+    pub(super) fn take_spent(&mut self, places: &mut Vec<usize>) {
         let clock = low(self.clock);
-        let columns = self.ends[..self.decoding].iter().zip(&self.counts[..self.decoding]).enumerate();
-        columns.filter(move |(_, (end, count))| **end == count.wrapping_add(clock)).map(|(at, _)| at)
+        let mut least = u32::MAX;
+        for (at, (end, count)) in self.ends[..self.decoding].iter().zip(&self.counts[..self.decoding]).enumerate() {
+            let left = end - count.wrapping_add(clock);
+            if left == 0 {
+                places.push(at);
+            } else {
+                least = least.min(left);
+            }
+        }
+        self.next_end = self.clock + u64::from(least);
     }
 
     /// For how many steps, with none planned, all that decode can go on.

@@ -16,11 +16,20 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// The spread of times in nanoseconds; `None` when there is none.
+    /// The spread of times in nanoseconds, which are reordered; `None` when there is none.
     pub fn of(times: &mut [u64]) -> Option<Self> {
-        times.sort_unstable();
-        let total = times.iter().map(|&time| u128::from(time)).sum();
-        Self::sorted(times.len() as u64, total, |place| times[usize::try_from(place).expect("a place below the count")])
+        let (count, total) = (times.len() as u64, times.iter().map(|&time| u128::from(time)).sum());
+        let mut sorted = 0;
+        // The places come ascending: each is found among those that are not below the one before.
+        let at = |place| {
+            let place = usize::try_from(place).expect("a place below the count");
+            if place >= sorted {
+                times[sorted..].select_nth_unstable(place - sorted);
+                sorted = place + 1;
+            }
+            times[place]
+        };
+        Self::sorted(count, total, at)
     }
 
     /// As [`Spread::of`], of times each given with how often it occurs.
@@ -39,15 +48,16 @@ impl Spread {
         Self::sorted(count, total, at)
     }
 
-    /// The spread of `count` times that add up to `total`, where `at` gives the time at a place of their order.
-    fn sorted(count: u64, total: u128, at: impl Fn(u64) -> u64) -> Option<Self> {
+    /// The spread of `count` times that add up to `total`, where `at` gives the time at a place of their order;
+    /// it is asked for ascending places.
+    fn sorted(count: u64, total: u128, mut at: impl FnMut(u64) -> u64) -> Option<Self> {
         if count == 0 {
             return None;
         }
         #[allow(clippy::cast_precision_loss, reason = "rounded once, at the very end")]
         let mean = total as f64 / (count as f64 * 1e6);
-        let order = |place| milliseconds(at(place));
-        let [p50, p90, p99] = [50.0, 90.0, 99.0].map(|percent| percentile(count, percent, order));
+        let mut order = |place| milliseconds(at(place));
+        let [p50, p90, p99] = [50.0, 90.0, 99.0].map(|percent| percentile(count, percent, &mut order));
         Some(Self { mean, p50, p90, p99, max: order(count - 1) })
     }
 }
@@ -71,7 +81,7 @@ pub(super) fn seconds(time: u64) -> f64 {
     clippy::cast_sign_loss,
     reason = "a place between 0 and count - 1"
 )]
-fn percentile(count: u64, percent: f64, order: impl Fn(u64) -> f64) -> f64 {
+fn percentile(count: u64, percent: f64, mut order: impl FnMut(u64) -> f64) -> f64 {
     let place = (count - 1) as f64 * (percent / 100.0);
     let below = place.floor() as u64;
     let (low, high) = (order(below), order((below + 1).min(count - 1)));
