@@ -15,7 +15,7 @@ PACKAGE = ROOT / "python/neuron_sched"
 # neighbours do not know each other, and the simulator and the advisor are known to nobody.
 LAYERS = [
     {"error"},
-    {"request", "decimal"},
+    {"request", "decimal", "fixed_map"},
     {"bucket", "queue", "block_pool", "prefix"},
     {"config", "kv_cache"},
     {"ledger", "phase", "chunk"},

@@ -43,22 +43,19 @@ impl BlockPool {
     }
 
     /// Appends the next `count` free blocks to `blocks`, with one reference each, and names those that were
-    /// cached: their content is lost now. `false`, with nothing changed, when there are not as many.
-    pub fn take(&mut self, count: u32, blocks: &mut Vec<u32>, evict: impl FnMut(u32)) -> bool {
-        if count > self.free() {
-            return false;
-        }
-        let plain = count.min(self.front_len());
-        let kept = self.front.len() - plain as usize;
+    /// cached: their content is lost now. There must be as many.
+    pub fn take(&mut self, count: u32, blocks: &mut Vec<u32>, evict: impl FnMut(u32)) {
+        let plain = self.front.len().min(count as usize);
+        let kept = self.front.len() - plain;
         blocks.extend(self.front[kept..].iter().rev());
         for &block in &self.front[kept..] {
             self.refs[block as usize] = 1;
         }
         self.front.truncate(kept);
-        if plain < count {
+        if plain < count as usize {
+            let plain = u32::try_from(plain).expect("below the count");
             self.take_behind_front(count - plain, blocks, evict);
         }
-        true
     }
 
     /// Takes never used blocks, then cached ones.
@@ -71,6 +68,7 @@ impl BlockPool {
         self.refs.resize(used, 1);
         self.cached.resize(used, false);
         for _ in new..count {
+            assert!(self.back_len > 0, "no more blocks are taken than are free");
             let block = self.back[0].next;
             self.unlink(block);
             self.refs[block as usize] = 1;
@@ -173,7 +171,7 @@ mod tests {
 
     fn take(pool: &mut BlockPool, count: u32) -> Vec<u32> {
         let mut blocks = Vec::new();
-        assert!(pool.take(count, &mut blocks, |block| panic!("{block} is cached")));
+        pool.take(count, &mut blocks, |block| panic!("{block} is cached"));
         blocks
     }
 
@@ -181,7 +179,7 @@ mod tests {
     fn ascending_at_first_and_never_block_0() {
         let mut pool = BlockPool::new(3);
         assert_eq!(take(&mut pool, 3), [1, 2, 3]);
-        assert!(!pool.take(1, &mut Vec::new(), |_| ()) && pool.free() == 0);
+        assert_eq!(pool.free(), 0);
     }
 
     #[test]
@@ -196,9 +194,15 @@ mod tests {
         assert_eq!((pool.free_queue(), pool.refs(2), pool.free()), (vec![4, 3, 5, 6, 1], 1, 5));
         assert_eq!(take(&mut pool, 4), [4, 3, 5, 6]);
         let (mut blocks, mut evicted) = (Vec::new(), Vec::new());
-        assert!(pool.take(1, &mut blocks, |block| evicted.push(block)));
+        pool.take(1, &mut blocks, |block| evicted.push(block));
         assert_eq!((blocks, evicted, pool.free()), (vec![1], vec![1], 0));
         assert!(!pool.is_cached(1) && pool.is_cached(2));
+    }
+
+    #[test]
+    #[should_panic(expected = "no more blocks are taken than are free")]
+    fn what_is_not_there_is_not_taken() {
+        take(&mut BlockPool::new(2), 3);
     }
 
     #[test]

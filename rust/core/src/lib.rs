@@ -15,6 +15,7 @@ pub mod cost;
 pub mod decimal;
 pub mod error;
 pub mod exclusive;
+pub mod fixed_map;
 pub mod kv_cache;
 pub mod ledger;
 pub mod mixed;

@@ -5,8 +5,7 @@
 //! tokens are then compared. A node lives while a block holds its content or a longer content needs it as
 //! a parent, so a prefix that was evicted and computed again leads to its old continuations.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use crate::fixed_map::FixedMap;
 
 /// A content: a node of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,32 +28,14 @@ struct Node {
     alike: Option<Content>,
 }
 
-/// The keys are hashes already.
-#[derive(Default)]
-struct Identity(u64);
-
-impl Hasher for Identity {
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("keys are u64");
-    }
-
-    fn write_u64(&mut self, key: u64) {
-        self.0 = key;
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
 /// Finds blocks by content.
 #[derive(Clone, Debug)]
 pub struct PrefixIndex {
     nodes: Vec<Option<Node>>,
     vacant: Vec<Content>,
-    by_hash: HashMap<u64, Content, BuildHasherDefault<Identity>>,
+    by_hash: FixedMap<Content>,
     /// Content of each cached block, by block id.
-    of_block: HashMap<u64, Content, BuildHasherDefault<Identity>>,
+    of_block: FixedMap<Content>,
     hash: fn(Content, &[u64]) -> u64,
 }
 
@@ -75,7 +56,13 @@ fn hash(parent: Content, tokens: &[u64]) -> u64 {
 
 impl PrefixIndex {
     fn with_hash(hash: fn(Content, &[u64]) -> u64) -> Self {
-        Self { nodes: vec![None], vacant: Vec::new(), by_hash: HashMap::default(), of_block: HashMap::default(), hash }
+        Self {
+            nodes: vec![None],
+            vacant: Vec::new(),
+            by_hash: FixedMap::default(),
+            of_block: FixedMap::default(),
+            hash,
+        }
     }
 
     /// The content that `tokens` make behind `parent`, if it is known.

@@ -169,7 +169,7 @@ impl Summary {
             requests_per_s: per_second(completed, makespan),
             output_tokens_per_s: per_second(outputs, makespan),
             ttft_ms: spread(|record| record.first_token),
-            itl_ms: Spread::of_counts(&mut tally.gaps.into_counts()),
+            itl_ms: Spread::of_counts(&tally.gaps.into_counts()),
             e2e_ms: spread(|record| record.end),
             queue_ms: spread(|record| record.start),
             steps: StepCounts { prefill: tally.prefill_steps, decode: tally.decode_steps },

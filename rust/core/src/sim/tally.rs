@@ -2,6 +2,7 @@
 
 use super::engine::Decision;
 use super::report::Bucket;
+use crate::fixed_map::FixedMap;
 
 /// Counts over all steps.
 #[derive(Debug, Default)]
@@ -73,7 +74,7 @@ impl Buckets {
 /// gap; only those whose first token came since then have their own.
 #[derive(Debug, Default)]
 pub(super) struct Gaps {
-    counts: Vec<(u64, u64)>,
+    counts: FixedMap<u64>,
     /// End of the last step that decoded.
     last: u64,
     /// When those emitted their first token who have not decoded yet.
@@ -97,16 +98,17 @@ impl Gaps {
         self.last = start + time * times;
     }
 
+    /// Ascending.
     pub(super) fn into_counts(self) -> Vec<(u64, u64)> {
-        self.counts
+        let mut counts: Vec<(u64, u64)> = self.counts.into_iter().collect();
+        counts.sort_unstable();
+        counts
     }
 }
 
-fn count(counts: &mut Vec<(u64, u64)>, gap: u64, times: u64) {
-    match counts.last_mut() {
-        Some((last, count)) if *last == gap => *count += times,
-        _ if times == 0 => {}
-        _ => counts.push((gap, times)),
+fn count(counts: &mut FixedMap<u64>, gap: u64, times: u64) {
+    if times > 0 {
+        *counts.entry(gap).or_default() += times;
     }
 }
 
@@ -141,6 +143,6 @@ mod tests {
         gaps.first_token(230);
         gaps.first_token(240);
         gaps.decode(3, (240, 10, 2));
-        assert_eq!(gaps.into_counts(), [(10, 3), (120, 1), (20, 1), (10, 4)]);
+        assert_eq!(gaps.into_counts(), [(10, 7), (20, 1), (120, 1)]);
     }
 }
