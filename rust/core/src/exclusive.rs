@@ -26,7 +26,7 @@ use crate::ledger::{Candidate, Ledger, Wait, WorstCase};
 use crate::phase::{Decision, Kind, Phase};
 use crate::prefix::Content;
 use crate::queue::{Queue, Ticket};
-use crate::request::{Prompt, Row, Rows, SEGMENT_ID_MAX, SEGMENT_TOKENS, Sequence};
+use crate::request::{Prompt, Row, Rows, SEGMENT_ID_MAX, SEGMENT_TOKENS};
 use crate::step::Step;
 
 pub use complete::{Completion, Finish, Outcome, Tokens};
@@ -67,11 +67,12 @@ struct Request {
     /// Blocks reserved while it runs.
     need: u32,
     place: Place,
-    run: Option<Box<Run>>,
+    /// Where its [`Run`] is, once it was started.
+    run: Option<u32>,
 }
 
-/// What only a request that was started has.
-#[derive(Clone, Debug)]
+/// What only a request that was started has. Its place is used again, and with it the memory.
+#[derive(Clone, Debug, Default)]
 struct Run {
     blocks: Vec<u32>,
     outputs: Vec<u32>,
@@ -175,6 +176,9 @@ pub struct ExclusiveScheduler {
     kv: KvCache,
     queue: Queue,
     requests: Rows<Request>,
+    runs: Vec<Run>,
+    /// Places in `runs` that are free.
+    vacant: Vec<u32>,
     /// Running requests in order of admission.
     lanes: Lanes,
     wheel: Wheel,
@@ -214,6 +218,8 @@ impl ExclusiveScheduler {
             kv: KvCache::new(config.num_blocks, config.block_size, config.prefix_caching),
             queue: Queue::new(config.policy),
             requests: Rows::default(),
+            runs: Vec::new(),
+            vacant: Vec::new(),
             lanes: Lanes::default(),
             wheel: Wheel::new(config.block_size),
             pending: VecDeque::with_capacity(2),
@@ -321,7 +327,7 @@ impl ExclusiveScheduler {
     /// A look at a request; `None` once its end was delivered and the next step planned.
     pub fn view(&self, row: Row) -> Option<RequestView<'_>> {
         let request = self.requests.get(row)?;
-        let run = request.run.as_deref();
+        let run = request.run.map(|run| &self.runs[run as usize]);
         let (computed, prompt) = match self.lane_of(row) {
             Some(at) => (self.lanes.get(at).computed, self.lanes.get(at).prompt),
             None => (run.map_or(0, |run| run.computed), Lane::length(&request.prompt)),
@@ -342,7 +348,7 @@ impl ExclusiveScheduler {
     /// The KV blocks of the row at `at` of `step` as they were when it was planned; `None` when the step
     /// is too old to tell.
     pub fn step_blocks(&self, step: &Step, at: usize) -> Option<&[u32]> {
-        let run = self.requests.get(step.rows[at])?.run.as_deref()?;
+        let run = &self.runs[self.requests.get(step.rows[at])?.run? as usize];
         let held = self.worst_case.blocks_for(step.computed(at) + step.tokens(at));
         run.blocks.get(..held as usize)
     }
@@ -428,10 +434,10 @@ impl ExclusiveScheduler {
         self.ledger.release(lane.row);
         let request = self.requests.get_mut(lane.row).expect("a running request is alive");
         request.place = Place::Ended(finish);
-        let run = request.run.as_deref_mut().expect("a running request was started");
+        let run = &mut self.runs[lane.run as usize];
         run.computed = lane.computed;
         if lane.decoding && run.slots(self.worst_case.block_size) < self.worst_case.max_model_len {
-            self.wheel.remove(run.need_at, lane.row);
+            self.wheel.remove(run.need_at, lane.run);
         }
         self.kv.release(&run.blocks);
         for pending in &mut self.pending {
@@ -440,12 +446,5 @@ impl ExclusiveScheduler {
                 pending.dropped.push(lane.row);
             }
         }
-    }
-}
-
-impl Request {
-    fn sequence(&self) -> Sequence<'_> {
-        let outputs = self.run.as_deref().map_or(&[][..], |run| &run.outputs);
-        Sequence { prompt: &self.prompt, outputs }
     }
 }

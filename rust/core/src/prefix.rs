@@ -8,7 +8,7 @@
 use crate::fixed_map::FixedMap;
 
 /// A content: a node of the tree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Content(u32);
 
 impl Content {

@@ -39,8 +39,8 @@ impl ExclusiveScheduler {
         let pool = self.kv.pool();
         let mut owners: BTreeMap<u32, u32> = BTreeMap::new();
         for lane in self.lanes.iter() {
-            let run = self.request(lane.row).run.as_deref();
-            let blocks = &run.ok_or_else(|| Error::Broken("who runs was started".to_owned()))?.blocks;
+            law(self.request(lane.row).run == Some(lane.run), "who runs was started")?;
+            let blocks = &self.runs[lane.run as usize].blocks;
             for &block in blocks {
                 *owners.entry(block).or_default() += 1;
             }
@@ -70,8 +70,7 @@ impl ExclusiveScheduler {
             law(lane.decoding == (lane.computed >= lane.prompt), "who has its prompt done decodes")?;
             law(lane.prefilling() == (at >= then), "prompts that are part done are the newest")?;
             law(lane.computed < lane.end.max(lane.prompt) && lane.projected() <= lane.end, "who is done has left")?;
-            let run = self.request(lane.row).run.as_deref();
-            let run = run.ok_or_else(|| Error::Broken("who runs was started".to_owned()))?;
+            let run = &self.runs[lane.run as usize];
             let slots = run.slots(block_size);
             law(lane.projected() <= slots, "planned tokens have slots")?;
             if lane.decoding {

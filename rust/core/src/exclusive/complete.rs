@@ -250,11 +250,10 @@ impl ExclusiveScheduler {
             let Some(token) = given[at] else { continue };
             let lane = self.lanes.get(lane);
             let before = Lane::generated(lane.computed, lane.prompt) as usize;
-            let request = self.requests.get_mut(lane.row).expect("a running request is alive");
-            let outputs = &mut request.run.as_deref_mut().expect("a running request was started").outputs;
+            let outputs = &mut self.runs[lane.run as usize].outputs;
             outputs.resize(before, UNKNOWN_TOKEN);
             outputs.push(token);
-            if request.stop_token_ids.contains(&token) {
+            if self.request(lane.row).stop_token_ids.contains(&token) {
                 finishes.push((at, Finish::Stop));
             }
         }
@@ -311,14 +310,13 @@ impl ExclusiveScheduler {
     /// Lets those whose prompt is done decode from now on.
     fn join(&mut self) {
         let WorstCase { lookahead, block_size, max_model_len, .. } = self.worst_case;
-        while let Some((row, computed, end_at)) = self.lanes.join() {
-            let run = self.requests.get_mut(row).and_then(|request| request.run.as_deref_mut());
-            let run = run.expect("a running request was started");
+        while let Some((seat, computed, end_at)) = self.lanes.join() {
+            let run = &mut self.runs[seat as usize];
             let slots = run.slots(block_size);
             run.end_at = end_at;
             if slots < max_model_len {
                 run.need_at = self.lanes.clock() + u64::from(slots - lookahead - computed);
-                self.wheel.slot(run.need_at).push(row);
+                self.wheel.slot(run.need_at).push(seat);
             }
         }
     }
@@ -333,8 +331,8 @@ impl ExclusiveScheduler {
             if full == pending.step.computed(at) / block_size {
                 continue;
             }
-            let request = self.requests.get_mut(lane.row).expect("a running request is alive");
-            let run = request.run.as_deref_mut().expect("a running request was started");
+            let request = self.requests.get(lane.row).expect("a running request is alive");
+            let run = &mut self.runs[lane.run as usize];
             let sequence = Sequence { prompt: &request.prompt, outputs: &run.outputs };
             while run.offered < full {
                 let block = run.blocks[run.offered as usize];

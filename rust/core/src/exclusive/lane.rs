@@ -6,6 +6,8 @@ use crate::request::{Prompt, Row};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lane {
     pub(super) row: Row,
+    /// Where its [`super::Run`] is.
+    pub(super) run: u32,
     pub(super) prompt: u32,
     /// Computed tokens with which it ends by length: the last output is never computed.
     pub(super) end: u32,
@@ -54,6 +56,14 @@ impl Lane {
     }
 }
 
+/// What no step looks at but to start or end a request.
+#[derive(Clone, Copy, Debug)]
+struct Start {
+    run: u32,
+    hit: u32,
+    told: bool,
+}
+
 /// All running requests in order of admission, as columns.
 ///
 /// Those whose prompt is done come first, since nobody starts beside a prompt that is part done; a decode
@@ -64,8 +74,7 @@ pub(super) struct Lanes {
     rows: Vec<Row>,
     prompts: Vec<u32>,
     ends: Vec<u32>,
-    /// Tokens computed before they started, and whether their outputs must be told.
-    starts: Vec<(u32, bool)>,
+    starts: Vec<Start>,
     /// Tokens computed by completed steps; of those that decode less the clock, modulo 2^32.
     counts: Vec<u32>,
     /// Tokens of planned steps, of those that do not decode yet.
@@ -93,9 +102,10 @@ impl Lanes {
 
     pub(super) fn get(&self, at: usize) -> Lane {
         let decoding = at < self.decoding;
-        let (end, computed, (hit, told)) = (self.ends[at], self.computed(at), self.starts[at]);
+        let (end, computed, Start { run, hit, told }) = (self.ends[at], self.computed(at), self.starts[at]);
         Lane {
             row: self.rows[at],
+            run,
             prompt: self.prompts[at],
             end,
             hit,
@@ -125,12 +135,12 @@ impl Lanes {
 
     /// Adds a request whose prompt is not done.
     pub(super) fn push(&mut self, lane: Lane) {
-        let Lane { row, prompt, end, hit, computed, planned, decoding, told } = lane;
+        let Lane { row, run, prompt, end, hit, computed, planned, decoding, told } = lane;
         assert!(!decoding && computed < prompt, "a request starts with some of its prompt left");
         self.rows.push(row);
         self.prompts.push(prompt);
         self.ends.push(end);
-        self.starts.push((hit, told));
+        self.starts.push(Start { run, hit, told });
         self.counts.push(computed);
         self.planned.push(planned);
         self.told += usize::from(told);
@@ -266,9 +276,9 @@ impl Lanes {
         self.counts[at] == self.ends[at]
     }
 
-    /// Lets the oldest request that does not decode join those that do, if its prompt is done. Answers who
-    /// it is, its computed tokens, and the clock at which it ends.
-    pub(super) fn join(&mut self) -> Option<(Row, u32, u64)> {
+    /// Lets the oldest request that does not decode join those that do, if its prompt is done. Answers where
+    /// its run is, its computed tokens, and the clock at which it ends.
+    pub(super) fn join(&mut self) -> Option<(u32, u32, u64)> {
         let at = self.decoding;
         let computed = *self.counts.get(at)?;
         if computed < self.prompts[at] {
@@ -280,7 +290,7 @@ impl Lanes {
         self.planned[at] = 0;
         self.next_end = if self.decoding == 0 { end } else { self.next_end.min(end) };
         self.decoding += 1;
-        Some((self.rows[at], computed, end))
+        Some((self.starts[at].run, computed, end))
     }
 
     fn computed(&self, at: usize) -> u32 {

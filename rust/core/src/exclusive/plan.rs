@@ -7,7 +7,7 @@ use super::{ExclusiveScheduler, Pending, Place, Run};
 use crate::error::Error;
 use crate::ledger::{Candidate, Wait, WorstCase};
 use crate::phase::{Decision, Kind};
-use crate::request::{Prompt, Row};
+use crate::request::{Prompt, Row, Sequence};
 use crate::step::{Chunk, Step, check};
 
 /// Steps kept for their memory: the last completed one may still be held, and so may one that went void.
@@ -140,15 +140,23 @@ impl ExclusiveScheduler {
         self.ledger.hold(row, request.need);
         let prompt = Lane::length(&request.prompt);
         let told = matches!(request.prompt, Prompt::Tokens(_));
-        let mut blocks = Vec::with_capacity(request.need.min(ROOM_MAX) as usize);
-        let content = self.kv.share(&request.sequence(), prompt - 1, &mut blocks);
-        let offered = u32::try_from(blocks.len()).expect("blocks are counted in 32 bits");
-        let hit = offered * self.worst_case.block_size;
-        // Room for all outputs now, so that decoding never allocates.
-        let outputs = Vec::with_capacity(if told { request.outputs_max.min(ROOM_MAX) as usize } else { 0 });
+        let seat = self.vacant.pop().unwrap_or_else(|| {
+            self.runs.push(Run::default());
+            u32::try_from(self.runs.len() - 1).expect("fewer than 2^32 live requests")
+        });
+        request.run = Some(seat);
+        let run = &mut self.runs[seat as usize];
+        run.blocks.clear();
+        run.outputs.clear();
+        // Room for all of them now, so that decoding never allocates.
+        run.blocks.reserve(request.need.min(ROOM_MAX) as usize);
+        run.outputs.reserve(if told { request.outputs_max.min(ROOM_MAX) as usize } else { 0 });
+        let sequence = Sequence { prompt: &request.prompt, outputs: &[] };
+        run.content = self.kv.share(&sequence, prompt - 1, &mut run.blocks);
+        run.offered = u32::try_from(run.blocks.len()).expect("blocks are counted in 32 bits");
+        let hit = run.offered * self.worst_case.block_size;
         let end = prompt + request.outputs_max - 1;
-        request.run = Some(Box::new(Run { blocks, outputs, offered, content, computed: 0, need_at: 0, end_at: 0 }));
-        self.lanes.push(Lane { row, prompt, end, hit, computed: hit, planned: 0, decoding: false, told });
+        self.lanes.push(Lane { row, run: seat, prompt, end, hit, computed: hit, planned: 0, decoding: false, told });
     }
 
     /// Fills `step` with one token of each request that is ready; answers how many steps in a row the
@@ -190,12 +198,11 @@ impl ExclusiveScheduler {
     /// Gives a block to each request that needs one when it decodes at each of `steps` clocks from `clock`
     /// on, step by step and in batch order.
     pub(super) fn turn_wheel(&mut self, clock: u64, steps: u32) {
-        let Self { wheel, requests, kv, worst_case, .. } = self;
+        let Self { wheel, runs, kv, worst_case, .. } = self;
         let WorstCase { block_size, max_model_len, .. } = *worst_case;
         wheel.turn(clock, steps, |clock, slot| {
-            slot.retain(|&row| {
-                let run = requests.get_mut(row).and_then(|request| request.run.as_deref_mut());
-                let run = run.expect("who decodes was started");
+            slot.retain(|&run| {
+                let run = &mut runs[run as usize];
                 // It needs none yet where a step was planned before that went void, and none any more where
                 // it ends in the step before.
                 if run.need_at == clock && run.end_at > clock {
@@ -211,8 +218,7 @@ impl ExclusiveScheduler {
     fn take_slots(&mut self, at: usize) {
         let lane = self.lanes.get(at);
         let slots = self.worst_case.slots_for(lane.projected());
-        let run = self.requests.get_mut(lane.row).and_then(|request| request.run.as_deref_mut());
-        let run = run.expect("a running request was started");
+        let run = &mut self.runs[lane.run as usize];
         let held = run.slots(self.worst_case.block_size);
         if slots > held {
             self.kv.allocate((slots - held).div_ceil(self.worst_case.block_size), &mut run.blocks);
@@ -231,7 +237,8 @@ impl ExclusiveScheduler {
 
     fn forget_delivered(&mut self) {
         for row in self.delivered.drain(..) {
-            self.requests.remove(row);
+            let request = self.requests.remove(row);
+            self.vacant.extend(request.and_then(|request| request.run));
         }
     }
 

@@ -3,15 +3,13 @@
 //! A block lasts for as many steps as it has slots. So a request needs blocks at clocks that are equal modulo
 //! the block size for as long as it decodes, and each step looks at one slot of a wheel of that size.
 
-use crate::request::Row;
-
 /// Block sizes above this would need a wheel of too many slots; one slot then holds everybody.
 const SLOTS_MAX: u32 = 1 << 16;
 
-/// Requests by the clock at which they need a block, modulo the block size.
+/// Requests, by where their [`super::Run`] is, at the clock at which they need a block, modulo the block size.
 #[derive(Clone, Debug)]
 pub(super) struct Wheel {
-    slots: Vec<Vec<Row>>,
+    slots: Vec<Vec<u32>>,
 }
 
 impl Wheel {
@@ -21,13 +19,13 @@ impl Wheel {
     }
 
     /// Those that may need a block at `clock`, in the order in which they came.
-    pub(super) fn slot(&mut self, clock: u64) -> &mut Vec<Row> {
+    pub(super) fn slot(&mut self, clock: u64) -> &mut Vec<u32> {
         let at = self.at(clock);
         &mut self.slots[at]
     }
 
     /// The slots of `steps` clocks from `clock` on, each with its clock.
-    pub(super) fn turn(&mut self, clock: u64, steps: u32, mut visit: impl FnMut(u64, &mut Vec<Row>)) {
+    pub(super) fn turn(&mut self, clock: u64, steps: u32, mut visit: impl FnMut(u64, &mut Vec<u32>)) {
         let mut at = self.at(clock);
         for clock in clock..clock + u64::from(steps) {
             let slot = &mut self.slots[at];
@@ -39,9 +37,9 @@ impl Wheel {
     }
 
     /// Takes out a request that would next need a block at `clock`.
-    pub(super) fn remove(&mut self, clock: u64, row: Row) {
+    pub(super) fn remove(&mut self, clock: u64, run: u32) {
         let slot = self.slot(clock);
-        let at = slot.iter().position(|&other| other == row).expect("who decodes is on the wheel");
+        let at = slot.iter().position(|&other| other == run).expect("who decodes is on the wheel");
         slot.remove(at);
     }
 
