@@ -1,6 +1,5 @@
 """`BucketScheduler` against a one-pass scheduler in pure Python, and what its cost depends on."""
 
-from operator import attrgetter
 
 import pytest
 from lean import LeanScheduler
@@ -8,7 +7,6 @@ from lean import LeanScheduler
 from neuron_sched import BucketScheduler, NeuronConfig, Request
 
 ENDLESS = 10**6
-OUTCOME = attrgetter("id", "token", "finish_reason")
 
 
 def config(running):
@@ -51,7 +49,7 @@ def read_everything(scheduler):
         step.num_seqs_padded,
         step.finished_ids,
     )
-    return seen, list(map(OUTCOME, scheduler.complete(step)))
+    return seen, [(outcome.id, outcome.token, outcome.finish_reason) for outcome in scheduler.complete(step)]
 
 
 def test_steady_decode_of_1024(ratio):

@@ -20,25 +20,47 @@ pub(crate) struct Batch {
     ones: PyOnceLock<Py<PyDict>>,
     /// {id: position}, made when first read.
     positions: PyOnceLock<Py<PyDict>>,
+    /// An outcome of each row that tells neither a token id nor an end, made when first read.
+    plain: PyOnceLock<Py<PyTuple>>,
 }
 
 impl Batch {
     pub(crate) fn new(py: Python<'_>, rows: &[Row], ids: Vec<Py<PyString>>) -> PyResult<Self> {
         let ids = PyTuple::new(py, ids)?.unbind();
-        Ok(Self { rows: rows.to_vec(), ids, ones: PyOnceLock::new(), positions: PyOnceLock::new() })
+        Ok(Self {
+            rows: rows.to_vec(),
+            ids,
+            ones: PyOnceLock::new(),
+            positions: PyOnceLock::new(),
+            plain: PyOnceLock::new(),
+        })
     }
 
     fn dict<'py>(&self, py: Python<'py>, value: impl Fn(usize) -> u32) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
-        for (at, id) in self.ids.bind(py).iter().enumerate() {
+        self.fill(&dict, value)?;
+        Ok(dict)
+    }
+
+    fn fill(&self, dict: &Bound<'_, PyDict>, value: impl Fn(usize) -> u32) -> PyResult<()> {
+        for (at, id) in self.ids.bind(dict.py()).iter().enumerate() {
             dict.set_item(id, value(at))?;
         }
-        Ok(dict)
+        Ok(())
     }
 
     /// A fresh {id: 1}.
     fn ones<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.ones.get_or_try_init(py, || self.dict(py, |_| 1).map(Bound::unbind))?.bind(py).copy()
+    }
+
+    fn plain<'py>(&self, py: Python<'py>) -> PyResult<&Bound<'py, PyTuple>> {
+        let make = || {
+            let outcome = |id: Bound<'py, PyAny>| Outcome::new(id.cast_into::<PyString>()?, None, None);
+            let outcomes: Vec<_> = self.ids.bind(py).iter().map(outcome).collect::<PyResult<_>>()?;
+            PyTuple::new(py, outcomes).map(Bound::unbind)
+        };
+        Ok(self.plain.get_or_try_init(py, make)?.bind(py))
     }
 
     fn position(&self, id: &Bound<'_, PyString>) -> PyResult<usize> {
@@ -80,7 +102,10 @@ impl Step {
 
     #[getter]
     fn num_computed_tokens<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.batch.dict(py, |at| self.planned.computed(at))
+        // A dict that has the keys already is filled in half the time.
+        let dict = self.batch.ones(py)?;
+        self.batch.fill(&dict, |at| self.planned.computed(at))?;
+        Ok(dict)
     }
 
     #[getter]
@@ -113,25 +138,38 @@ impl Step {
     }
 }
 
-/// One emitted token.
+/// One emitted token. Its fields are Python objects, so that reading one costs what a slot costs.
 #[pyclass(frozen, get_all, module = "neuron_sched")]
 pub(crate) struct Outcome {
     id: Py<PyString>,
-    token: Option<u32>,
-    finish_reason: Option<&'static str>,
+    token: Py<PyAny>,
+    finish_reason: Py<PyAny>,
+}
+
+impl Outcome {
+    fn new<'py>(
+        id: Bound<'py, PyString>,
+        token: Option<u32>,
+        finish_reason: Option<&'static str>,
+    ) -> PyResult<Bound<'py, Self>> {
+        let py = id.py();
+        let token = token.into_pyobject(py)?.unbind();
+        let finish_reason = finish_reason.into_pyobject(py)?.unbind();
+        Bound::new(py, Self { id: id.unbind(), token, finish_reason })
+    }
 }
 
 #[pymethods]
 impl Outcome {
     fn __eq__(&self, py: Python<'_>, other: &Self) -> PyResult<bool> {
-        let same = (self.token, self.finish_reason) == (other.token, other.finish_reason);
-        Ok(same && self.id.bind(py).as_any().eq(other.id.bind(py))?)
+        Ok(self.id.bind(py).as_any().eq(other.id.bind(py))?
+            && self.token.bind(py).eq(other.token.bind(py))?
+            && self.finish_reason.bind(py).eq(other.finish_reason.bind(py))?)
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        let token = self.token.map_or_else(|| "None".to_owned(), |token| token.to_string());
-        let reason = self.finish_reason.map_or_else(|| "None".to_owned(), |reason| format!("'{reason}'"));
-        Ok(format!("Outcome(id={}, token={token}, finish_reason={reason})", self.id.bind(py).repr()?))
+        let (id, token) = (self.id.bind(py).repr()?, self.token.bind(py).repr()?);
+        Ok(format!("Outcome(id={id}, token={token}, finish_reason={})", self.finish_reason.bind(py).repr()?))
     }
 }
 
@@ -143,13 +181,19 @@ pub(crate) struct Outcomes {
 }
 
 impl Outcomes {
-    fn outcome(&self, py: Python<'_>, outcome: CoreOutcome) -> PyResult<Outcome> {
-        let id = self.batch.ids.bind(py).get_item(outcome.at)?.cast_into::<PyString>()?.unbind();
-        Ok(Outcome { id, token: outcome.token, finish_reason: outcome.finish.map(Finish::name) })
+    fn outcome<'py>(&self, py: Python<'py>, outcome: CoreOutcome) -> PyResult<Bound<'py, Outcome>> {
+        if outcome.token.is_none() && outcome.finish.is_none() {
+            return self.batch.plain(py)?.get_item(outcome.at)?.cast_into::<Outcome>().map_err(PyErr::from);
+        }
+        let id = self.batch.ids.bind(py).get_item(outcome.at)?.cast_into::<PyString>()?;
+        Outcome::new(id, outcome.token, outcome.finish.map(Finish::name))
     }
 
     fn list<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let items: Vec<Outcome> =
+        if self.completion.is_plain() {
+            return Ok(self.batch.plain(py)?.to_list());
+        }
+        let items: Vec<Bound<'py, Outcome>> =
             self.completion.iter().map(|outcome| self.outcome(py, outcome)).collect::<PyResult<_>>()?;
         PyList::new(py, items)
     }
@@ -170,7 +214,7 @@ impl Outcomes {
         let at = if at < 0 { len.checked_sub(at.unsigned_abs()) } else { Some(at.unsigned_abs()) };
         let outcome = at.and_then(|at| self.completion.outcome(at));
         let outcome = outcome.ok_or_else(|| PyIndexError::new_err("outcome index out of range"))?;
-        Ok(Bound::new(py, self.outcome(py, outcome)?)?.into_any())
+        Ok(self.outcome(py, outcome)?.into_any())
     }
 
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {

@@ -93,6 +93,11 @@ impl Completion {
         self.len() == 0
     }
 
+    /// Whether every row emitted a token whose id was left out, and nobody ended.
+    pub fn is_plain(&self) -> bool {
+        self.tokens.is_empty() && self.silent.is_empty() && self.finishes.is_empty()
+    }
+
     /// The `nth` emitted token, in batch order.
     pub fn outcome(&self, nth: usize) -> Option<Outcome> {
         if nth >= self.len() {
