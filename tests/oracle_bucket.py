@@ -299,7 +299,8 @@ class BucketOracle:
         computed, _, run, owed = self._project()
         unfinished = [r for r in self.running if computed[r] < r.length]
         reason = self._refusal(unfinished)
-        last = self.outstanding[-1].left if self.outstanding else None
+        planned = self.outstanding[-1] if self.outstanding else None
+        last = planned.left if planned and any(row[0] in self.running for row in planned.rows) else None
         left = last[1] if last and last[0] is head else None
         if reason in (None, "kv") and left in ("prefill_in_progress", "prefill_batch_full"):
             reason = left

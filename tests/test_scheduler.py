@@ -126,7 +126,7 @@ def test_s07_a_half_done_prompt_goes_before_a_newcomer():
 def test_s08_an_impossible_request_is_refused_and_an_exact_one_is_not():
     scheduler = Scheduler(8, 2, 16)
     impossible = Req("x", 10, 7)
-    with pytest.raises(ValueError, match="needs 17 KV tokens at worst: expected at most the 16 tokens"):
+    with pytest.raises(ValueError, match="kv: 17 tokens at worst: expected at most the 16 tokens"):
         scheduler.add(impossible)
     assert (len(scheduler.waiting), scheduler.reserved, scheduler.cancel("x")) == (0, 0, False)
     scheduler.add(Req("y", 10, 6))
@@ -434,7 +434,7 @@ def test_x01_the_largest_counts_are_exact():
     scheduler.add(req)
     assert step(scheduler) == ([("x", 2**40)], ["x"])
     assert (req.prefilled, req.generated, scheduler.reserved) == (BIG - 1, 1, 0)
-    with pytest.raises(ValueError, match=f"needs {2 * BIG} KV tokens"):
+    with pytest.raises(ValueError, match=f"kv: {2 * BIG} tokens"):
         scheduler.add(Req("y", BIG, BIG))
 
 

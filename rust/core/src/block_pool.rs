@@ -138,11 +138,14 @@ impl BlockPool {
         self.total
     }
 
-    /// Free blocks in the order in which they would be handed out.
-    pub fn free_queue(&self) -> Vec<u32> {
+    /// Blocks that were handed out before and are free, in the order in which they would be handed out.
+    pub fn returned(&self) -> impl Iterator<Item = u32> + '_ {
+        self.front.iter().rev().copied().chain(self.returned_cached())
+    }
+
+    fn returned_cached(&self) -> impl Iterator<Item = u32> + '_ {
         let back = std::iter::successors(Some(self.back[0].next), |&block| Some(self.back[block as usize].next));
-        let front = self.front.iter().rev().copied();
-        front.chain(self.used + 1..=self.total).chain(back.take(self.back_len as usize)).collect()
+        back.take(self.back_len as usize)
     }
 
     fn front_len(&self) -> u32 {
@@ -169,6 +172,12 @@ impl BlockPool {
 mod tests {
     use super::*;
 
+    /// All free blocks, in the order in which they would be handed out.
+    fn free_queue(pool: &BlockPool) -> Vec<u32> {
+        let never_used = pool.used + 1..=pool.total;
+        pool.front.iter().rev().copied().chain(never_used).chain(pool.returned_cached()).collect()
+    }
+
     fn take(pool: &mut BlockPool, count: u32) -> Vec<u32> {
         let mut blocks = Vec::new();
         pool.take(count, &mut blocks, |block| panic!("{block} is cached"));
@@ -189,9 +198,9 @@ mod tests {
         pool.cache(1);
         pool.cache(2);
         pool.release(&blocks);
-        assert_eq!(pool.free_queue(), [4, 3, 5, 6, 2, 1]);
+        assert_eq!(free_queue(&pool), [4, 3, 5, 6, 2, 1]);
         pool.share(2);
-        assert_eq!((pool.free_queue(), pool.refs(2), pool.free()), (vec![4, 3, 5, 6, 1], 1, 5));
+        assert_eq!((free_queue(&pool), pool.refs(2), pool.free()), (vec![4, 3, 5, 6, 1], 1, 5));
         assert_eq!(take(&mut pool, 4), [4, 3, 5, 6]);
         let (mut blocks, mut evicted) = (Vec::new(), Vec::new());
         pool.take(1, &mut blocks, |block| evicted.push(block));

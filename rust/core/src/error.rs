@@ -77,10 +77,9 @@ impl fmt::Display for Error {
             Self::PromptTooLong { prompt, max_model_len } => {
                 write!(f, "prompt: {prompt} tokens: expected at most max_model_len = {max_model_len}")
             }
-            Self::NeverFits { needed, usable, unit } => write!(
-                f,
-                "request: needs {needed} KV {unit} at worst: expected at most the {usable} {unit} of the whole cache"
-            ),
+            Self::NeverFits { needed, usable, unit } => {
+                write!(f, "kv: {needed} {unit} at worst: expected at most the {usable} {unit} of the whole cache")
+            }
             Self::NotDue(why) => f.write_str(why),
             Self::Violation(what) | Self::Broken(what) => f.write_str(what),
         }

@@ -308,7 +308,9 @@ impl ExclusiveScheduler {
         let needed = self.request(row).need;
         let candidate =
             Candidate { need: needed, prefill_in_progress: self.prefill_in_progress(), ..Candidate::default() };
-        let left = self.pending.back().and_then(|pending| pending.left).filter(|&(head, _)| head == row);
+        // What was found when the pending step was planned holds while somebody is left in that step.
+        let held = |pending: &&Pending| pending.dropped.len() < pending.step.rows.len();
+        let left = self.pending.back().filter(held).and_then(|pending| pending.left).filter(|&(head, _)| head == row);
         let refused = match (self.ledger.refuse(&candidate), left) {
             // Tested before the cache; true while the step that left no room is pending.
             (None | Some(Wait::Kv), Some((_, wait @ (Wait::PrefillInProgress | Wait::PrefillBatchFull)))) => Some(wait),

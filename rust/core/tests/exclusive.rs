@@ -164,3 +164,17 @@ fn jumping_over_decodes_is_stepping() {
     }
     assert_eq!(stepped.num_running(), 0);
 }
+
+#[test]
+fn a_waiting_request_takes_less_than_200_bytes() {
+    for policy in ["fcfs", "priority"] {
+        let raw = RawConfig { policy: Some(policy.into()), ..config(4, 64, 256, 16, 99) };
+        let mut scheduler = scheduler(&raw);
+        let count = 100_000;
+        for _ in 0..count {
+            scheduler.add(length(100, 3)).unwrap();
+        }
+        let each = scheduler.heap_bytes() / count;
+        assert!((50..200).contains(&each), "{each} bytes, {policy}");
+    }
+}

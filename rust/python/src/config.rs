@@ -4,9 +4,10 @@ use neuron_sched_core::bucket;
 use neuron_sched_core::config::{Config, RawConfig};
 use neuron_sched_core::error::{Error, Fault};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyBool, PyDict, PyFloat, PyList, PyString, PyTuple};
 
 use crate::error::to_py;
+use crate::value::{shown, whole};
 
 /// A keyword argument; absent and `None` mean the default.
 type Given<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
@@ -18,20 +19,19 @@ struct Reader {
 
 impl Reader {
     fn fault<T>(&mut self, field: &'static str, value: &Bound<'_, PyAny>, expected: &str) -> Option<T> {
-        let shown = value.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string());
-        self.faults.push(Fault::new(field, shown, expected));
+        self.faults.push(Fault::new(field, shown(value), expected));
         None
     }
 
     /// A whole number; one that 64 bits do not hold is as wrong as any other that is far too large.
     fn int(&mut self, field: &'static str, value: Given<'_, '_>) -> Option<i64> {
         let value = value.filter(|value| !value.is_none())?;
-        whole(value).or_else(|| self.fault(field, value, "a whole number"))
+        int(value).or_else(|| self.fault(field, value, "a whole number"))
     }
 
     fn ints(&mut self, field: &'static str, value: Given<'_, '_>) -> Option<Vec<i64>> {
         let value = value.filter(|value| !value.is_none())?;
-        let items = sequence(value).and_then(|items| items.iter().map(whole).collect());
+        let items = sequence(value).and_then(|items| items.iter().map(int).collect());
         items.or_else(|| self.fault(field, value, "a list of whole numbers"))
     }
 
@@ -48,26 +48,20 @@ impl Reader {
     fn costs(&mut self, field: &'static str, value: Given<'_, '_>) -> Option<Vec<(i64, f64)>> {
         let value = value.filter(|value| !value.is_none())?;
         let read = |dict: &Bound<'_, PyDict>| {
-            dict.iter().map(|(size, cost)| Some((whole(&size)?, number(&cost)?))).collect::<Option<Vec<_>>>()
+            dict.iter().map(|(size, cost)| Some((int(&size)?, number(&cost)?))).collect::<Option<Vec<_>>>()
         };
         let table = value.cast::<PyDict>().ok().and_then(read);
         table.or_else(|| self.fault(field, value, "a dict {padded tokens: cost}"))
     }
 }
 
-/// An int that is no bool, in 64 bits.
-fn whole(value: &Bound<'_, PyAny>) -> Option<i64> {
-    if value.is_instance_of::<PyBool>() || !value.is_instance_of::<PyInt>() {
-        return None;
-    }
-    value.extract().ok()
+/// A whole number in 64 bits.
+fn int(value: &Bound<'_, PyAny>) -> Option<i64> {
+    whole(value)?.extract().ok()
 }
 
 fn number(value: &Bound<'_, PyAny>) -> Option<f64> {
-    if value.is_instance_of::<PyBool>() {
-        return None;
-    }
-    if value.is_instance_of::<PyInt>() || value.is_instance_of::<PyFloat>() { value.extract().ok() } else { None }
+    if value.is_instance_of::<PyFloat>() { value.extract().ok() } else { whole(value)?.extract().ok() }
 }
 
 /// The items of a list or a tuple.
@@ -99,7 +93,7 @@ impl Buckets {
     }
 
     fn fit(&self, count: &Bound<'_, PyAny>) -> PyResult<u32> {
-        let read = whole(count).and_then(|count| u32::try_from(count).ok());
+        let read = int(count).and_then(|count| u32::try_from(count).ok());
         let Some(count) = read else {
             let expected = format!("a whole number from 0 to the last bucket, {}", self.inner.last());
             return Err(to_py(&Error::invalid("count", count.repr()?, expected)));

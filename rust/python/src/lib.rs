@@ -10,6 +10,7 @@ mod request;
 mod scheduler;
 mod simulate;
 mod step;
+mod value;
 
 use pyo3::prelude::*;
 

@@ -17,9 +17,10 @@ use pyo3::types::{PyDict, PyList};
 pub(crate) use req::Req;
 pub(crate) use requests::Requests;
 
-use crate::count::{count, shown};
+use crate::count::count;
 use crate::error::to_py;
 use crate::guard::Guarded;
+use crate::value::shown;
 use req::Core;
 use requests::Queue;
 use roster::{Draft, Lists, Missing, Roster, Seat};

@@ -5,7 +5,9 @@ use neuron_sched_core::exclusive::{NewRequest, RequestView, Status};
 use neuron_sched_core::request::{Prompt, UNKNOWN_TOKEN};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+
+use crate::value::{shown, whole};
 
 /// A request for `BucketScheduler`; an immutable value.
 #[pyclass(frozen, module = "neuron_sched")]
@@ -61,16 +63,20 @@ impl Request {
         let Ok(name) = id.cast::<PyString>() else {
             return Err(PyTypeError::new_err(format!("id: {}: expected a string", shown(id))));
         };
+        let Ok(text) = name.to_str() else {
+            return Err(PyValueError::new_err(format!("id: {}: expected a string of whole characters", shown(id))));
+        };
         // A plain str: a subclass could run code of its own while the scheduler is locked.
-        let id = PyString::new(py, name.to_str()?).unbind();
-        let read = Read { id: name.to_str()? };
+        let id = PyString::new(py, text).unbind();
+        let read = Read { id: text };
         let max_tokens = read.count("max_tokens", max_tokens, 1..=TOKENS_MAX.into())?;
         Ok(Self {
             id,
             prompt: read.prompt(prompt)?,
             max_tokens: u32::try_from(max_tokens).expect("in range"),
             priority: priority.map_or(Ok(0), |value| read.count("priority", value, i64::MIN..=i64::MAX))?,
-            stop_token_ids: stop_token_ids.map_or_else(|| Ok(Box::default()), |ids| read.ids("stop_token_ids", ids))?,
+            stop_token_ids: stop_token_ids
+                .map_or_else(|| Ok(Box::default()), |ids| read.ids("stop_token_ids", ids, "a sequence of token ids"))?,
             top_k: top_k.map_or(Ok(-1), |value| read.count("top_k", value, -1..=TOKENS_MAX.into()))?,
             top_p: top_p.map_or(Ok(1.0), |value| {
                 read.real("top_p", value, "a number above 0, at most 1", |p| p > 0.0 && p <= 1.0)
@@ -117,10 +123,10 @@ impl Read<'_> {
 
     fn count(&self, field: &str, value: &Bound<'_, PyAny>, range: std::ops::RangeInclusive<i64>) -> PyResult<i64> {
         let expected = format!("a whole number from {} to {}", range.start(), range.end());
-        if !is_whole(value) {
+        let Some(number) = whole(value) else {
             return Err(self.type_error(field, value, &expected));
-        }
-        let read = value.extract::<i64>().ok().filter(|count| range.contains(count));
+        };
+        let read = number.extract::<i64>().ok().filter(|count| range.contains(count));
         read.ok_or_else(|| self.value_error(field, &shown(value), &expected))
     }
 
@@ -131,7 +137,7 @@ impl Read<'_> {
         expected: &str,
         right: impl Fn(f64) -> bool,
     ) -> PyResult<f64> {
-        if !is_whole(value) && !value.is_instance_of::<PyFloat>() {
+        if whole(value).is_none() && !value.is_instance_of::<PyFloat>() {
             return Err(self.type_error(field, value, expected));
         }
         let read = value.extract::<f64>().ok().filter(|&real| right(real));
@@ -139,46 +145,37 @@ impl Read<'_> {
     }
 
     fn prompt(&self, value: &Bound<'_, PyAny>) -> PyResult<Prompt> {
-        if is_whole(value) {
+        if whole(value).is_some() {
             let length = self.count("prompt", value, 1..=TOKENS_MAX.into())?;
             return Ok(Prompt::Length(u32::try_from(length).expect("in range")));
         }
-        let ids = self.ids("prompt", value)?;
+        let ids = self.ids("prompt", value, "a number of tokens, or a sequence of token ids")?;
         if ids.is_empty() {
             return Err(self.value_error("prompt", "no tokens", "at least one token"));
         }
         Ok(Prompt::Tokens(ids))
     }
 
-    fn ids(&self, field: &str, value: &Bound<'_, PyAny>) -> PyResult<Box<[u32]>> {
-        const EXPECTED: &str = "a sequence of token ids";
-        if value.is_instance_of::<PyString>() || value.is_instance_of::<PyBytes>() {
-            return Err(self.type_error(field, value, EXPECTED));
+    fn ids(&self, field: &str, value: &Bound<'_, PyAny>, expected: &str) -> PyResult<Box<[u32]>> {
+        let type_error = || self.type_error(field, value, expected);
+        // What has a length and items that are no ids, and what may never end.
+        let other =
+            value.is_instance_of::<PyString>() || value.is_instance_of::<PyBytes>() || value.is_instance_of::<PyDict>();
+        if other || value.len().is_err() {
+            return Err(type_error());
         }
-        let items = value.try_iter().map_err(|_| self.type_error(field, value, EXPECTED))?;
         let read = |(at, item): (usize, PyResult<Bound<'_, PyAny>>)| {
-            let id = self.count(&format!("{field}[{at}]"), &item?, 0..=TOKENS_MAX.into())?;
-            Ok(u32::try_from(id).expect("in range"))
+            let item = item?;
+            match item.extract::<u32>() {
+                Ok(id) if id <= TOKENS_MAX && item.is_exact_instance_of::<PyInt>() => Ok(id),
+                _ => {
+                    let id = self.count(&format!("{field}[{at}]"), &item, 0..=TOKENS_MAX.into())?;
+                    Ok(u32::try_from(id).expect("in range"))
+                }
+            }
         };
-        items.enumerate().map(read).collect()
+        value.try_iter().map_err(|_| type_error())?.enumerate().map(read).collect()
     }
-}
-
-/// Whether `value` is an integer: an int that is no bool, or another integral type such as numpy's.
-pub(crate) fn is_whole(value: &Bound<'_, PyAny>) -> bool {
-    if value.is_exact_instance_of::<PyInt>() {
-        return true;
-    }
-    !value.is_instance_of::<PyBool>()
-        && (value.is_instance_of::<PyInt>()
-            || value.get_type().hasattr("__index__").unwrap_or(false) && value.len().is_err())
-}
-
-/// `value` as an error message shows it.
-pub(crate) fn shown(value: &Bound<'_, PyAny>) -> String {
-    const LONGEST: usize = 80;
-    let repr = value.repr().map_or_else(|_| format!("<{}>", value.get_type()), |repr| repr.to_string());
-    if repr.chars().count() <= LONGEST { repr } else { repr.chars().take(LONGEST).chain("...".chars()).collect() }
 }
 
 /// How a request stood when it was asked for.

@@ -13,8 +13,9 @@ use pyo3::types::{PyBytes, PyString};
 use crate::config::NeuronConfig;
 use crate::error::{of_request, to_py};
 use crate::guard::Guarded;
-use crate::request::{Request, RequestState, is_whole, shown};
+use crate::request::{Request, RequestState};
 use crate::step::{Batch, Outcomes, Step};
+use crate::value::{shown, whole};
 
 /// The core and the names of its rows. Nothing that could run Python code is done while it is locked, and
 /// making a Python container could: it may start the garbage collector.
@@ -238,12 +239,10 @@ fn read_tokens(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<Option<u32>>> {
     };
     let read = |at: usize, token: &Bound<'_, PyAny>| {
         if token.is_none() {
-            Ok(None)
-        } else if is_whole(token) {
-            token.extract().map(Some).map_err(|_| PyValueError::new_err(fault(at, token)))
-        } else {
-            Err(PyTypeError::new_err(fault(at, token)))
+            return Ok(None);
         }
+        let number = whole(token).ok_or_else(|| PyTypeError::new_err(fault(at, token)))?;
+        number.extract().map(Some).map_err(|_| PyValueError::new_err(fault(at, token)))
     };
     if tokens.is_instance_of::<PyString>() || tokens.is_instance_of::<PyBytes>() {
         return Err(PyTypeError::new_err(format!("tokens: {}: expected a sequence of token ids", shown(tokens))));

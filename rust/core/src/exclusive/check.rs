@@ -56,7 +56,7 @@ impl ExclusiveScheduler {
             )?;
         }
         law(owners.len() + pool.free() as usize == pool.total() as usize, "free and owned blocks are all blocks")?;
-        law(pool.free_queue().iter().all(|&block| pool.refs(block) == 0), "a free block has no owner")?;
+        law(pool.returned().all(|block| pool.refs(block) == 0), "a free block has no owner")?;
         let reserved: u32 = self.lanes.iter().filter_map(|lane| self.ledger.held(lane.row)).sum();
         law(reserved == self.ledger.reserved() && reserved <= self.ledger.usable(), "promises are within the cache")?;
         law(self.lanes.len() == self.ledger.holders() as usize, "who runs holds a slot")

@@ -444,7 +444,9 @@ impl Model {
     pub(crate) fn explain(&self) -> Option<(usize, Wait)> {
         let &head = self.waiting.first()?;
         let Projection { computed, run, owed } = self.project();
-        let left = self.outstanding.last().and_then(|step| step.left).filter(|&(left, _)| left == head);
+        let runs = |row: &PlannedRow| self.requests[row.request].status == Status::Running;
+        let planned = self.outstanding.last().filter(|step| step.rows.iter().any(runs));
+        let left = planned.and_then(|step| step.left).filter(|&(left, _)| left == head);
         let wait = if self.running.len() >= self.slots() {
             Wait::Slots
         } else if !self.unfinished(&computed).is_empty() {

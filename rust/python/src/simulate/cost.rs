@@ -5,8 +5,9 @@ use neuron_sched_core::error::{Error, Fault};
 use pyo3::prelude::*;
 use pyo3::types::PyMapping;
 
-use super::number::{shown, units, whole};
+use super::number::{units, within};
 use crate::error::to_py;
+use crate::value::shown;
 
 /// Nanoseconds are milliseconds with so many places.
 const PLACES: u32 = 6;
@@ -51,7 +52,7 @@ fn points(field: &'static str, table: &Bound<'_, PyAny>) -> Result<Vec<(i64, u64
         .iter()
         .map(|item| {
             let (size, time): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract().map_err(|_| fault())?;
-            Ok((whole(field, &size, (i64::MIN, i64::MAX))?, units(field, &time, PLACES)?))
+            Ok((within(field, &size, (i64::MIN, i64::MAX))?, units(field, &time, PLACES)?))
         })
         .collect()
 }

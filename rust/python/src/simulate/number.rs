@@ -4,7 +4,9 @@ use neuron_sched_core::decimal;
 use neuron_sched_core::error::Fault;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBool, PyFloat, PyString, PyType};
+use pyo3::types::{PyFloat, PyString, PyType};
+
+use crate::value::{shown, whole};
 
 /// `value` times 10^`places`, rounded half up. Takes an int, a float (by the shortest decimal that stands for
 /// it), a text or a `decimal.Decimal`.
@@ -24,32 +26,22 @@ fn text(value: &Bound<'_, PyAny>) -> Option<String> {
     if value.is_instance_of::<PyFloat>() {
         return value.extract::<f64>().ok().map(|float| format!("{float:e}"));
     }
-    if let Some(index) = index(value) {
-        return index.str().ok().map(|digits| digits.to_string());
+    if let Some(number) = whole(value) {
+        return number.str().ok().map(|digits| digits.to_string());
     }
     let decimal = DECIMAL.import(value.py(), "decimal", "Decimal").ok()?;
     value.is_instance(decimal).ok()?.then(|| value.to_string())
 }
 
-/// A whole number of any size: an int that is no bool, or what stands for one (a numpy integer).
-fn index<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
-    if value.is_instance_of::<PyBool>() { None } else { value.call_method0("__index__").ok() }
-}
-
 /// A whole number from `least` to `most`.
-pub(super) fn whole<T: TryFrom<i128> + PartialOrd + std::fmt::Display>(
+pub(super) fn within<T: TryFrom<i128> + PartialOrd + std::fmt::Display>(
     field: &'static str,
     value: &Bound<'_, PyAny>,
     (least, most): (T, T),
 ) -> Result<T, Fault> {
     let number =
-        index(value).and_then(|index| index.extract::<i128>().ok()).and_then(|number| T::try_from(number).ok());
+        whole(value).and_then(|number| number.extract::<i128>().ok()).and_then(|number| T::try_from(number).ok());
     number
         .filter(|number| (&least..=&most).contains(&number))
         .ok_or_else(|| Fault::new(field, shown(value), format!("a whole number from {least} to {most}")))
-}
-
-/// How a message shows `value`.
-pub(super) fn shown(value: &Bound<'_, PyAny>) -> String {
-    value.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string())
 }

@@ -9,8 +9,9 @@ use neuron_sched_core::sim::Arrival;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
-use super::number::{shown, units, whole};
+use super::number::{units, within};
 use crate::error::to_py;
+use crate::value::shown;
 
 /// The largest hash id: a token is known by its id times [`SEGMENT_TOKENS`] plus its place.
 const HASH_ID_MAX: u64 = (1 << 53) - 1;
@@ -60,10 +61,10 @@ impl TraceRequest {
         let mut reader = Reader { faults: Vec::new() };
         let id = reader.keep(id.cast::<PyString>().map_err(|_| Fault::new("id", shown(id), "a string")));
         let arrival_ns = reader.keep(units("arrival_s", arrival_s, 9));
-        let prompt_tokens = reader.keep(whole("prompt_tokens", prompt_tokens, (1, TOKENS_MAX)));
-        let output_tokens = reader.keep(whole("output_tokens", output_tokens, (1, TOKENS_MAX)));
+        let prompt_tokens = reader.keep(within("prompt_tokens", prompt_tokens, (1, TOKENS_MAX)));
+        let output_tokens = reader.keep(within("output_tokens", output_tokens, (1, TOKENS_MAX)));
         let priority =
-            reader.keep(priority.map_or(Ok(0), |priority| whole("priority", priority, (i64::MIN, i64::MAX))));
+            reader.keep(priority.map_or(Ok(0), |priority| within("priority", priority, (i64::MIN, i64::MAX))));
         let hash_ids = match (hash_ids, prompt_tokens) {
             (Some(ids), Some(prompt_tokens)) => reader.keep(segments(ids, prompt_tokens)).map(Some),
             _ => Some(None),
@@ -165,7 +166,7 @@ fn segments(ids: &Bound<'_, PyAny>, prompt_tokens: u32) -> Result<Box<[u64]>, Fa
     let mut read = Vec::new();
     for item in items {
         let item = item.map_err(|_| fault("a list of whole numbers".into()))?;
-        read.push(whole("hash_ids", &item, (0, HASH_ID_MAX))?);
+        read.push(within("hash_ids", &item, (0, HASH_ID_MAX))?);
     }
     let needed = prompt_tokens.div_ceil(SEGMENT_TOKENS) as usize;
     if read.len() < needed {
