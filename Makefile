@@ -56,7 +56,8 @@ bench: $(RELEASE) ## Measure: ratios against pure Python (gated), then instructi
 	$(BIN)/pytest benches --timeout 900
 	$(BIN)/python benches/instructions.py
 
-instructions: $(TOOLS) ## Count the core's instructions under callgrind; fail when 3 % above the baseline.
+instructions: $(TOOLS) ## Count the core's instructions under callgrind; fail when 3 % above the baseline, or when decode allocates.
+	cargo test --locked --quiet --profile profiling -p neuron-sched-core --test allocations
 	$(BIN)/python benches/instructions.py
 
 wheel: $(TOOLS) ## Build sdist and wheel, install the wheel in an empty environment, try it there.

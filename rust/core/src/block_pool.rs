@@ -4,6 +4,9 @@
 //! vLLM's: a block whose content may be served again goes to the back of the free queue (the least
 //! recently freed is taken first), any other to the front (the most recently freed is taken first).
 
+/// Blocks for which a new pool makes room in its tables at once; they grow beyond it.
+const ROOM_MAX: u32 = 1 << 20;
+
 /// A pool of reference-counted blocks.
 #[derive(Clone, Debug)]
 pub struct BlockPool {
@@ -30,16 +33,25 @@ struct Link {
 impl BlockPool {
     /// A pool of `total` free blocks.
     pub fn new(total: u32) -> Self {
-        Self {
+        let mut pool = Self {
             total,
             used: 0,
             front: Vec::new(),
-            back: vec![Link::default()],
+            back: Vec::new(),
             back_len: 0,
-            refs: vec![0],
-            cached: vec![false],
+            refs: Vec::new(),
+            cached: Vec::new(),
             cached_len: 0,
-        }
+        };
+        let room = total.min(ROOM_MAX) as usize + 1;
+        pool.front.reserve(room);
+        pool.back.reserve(room);
+        pool.refs.reserve(room);
+        pool.cached.reserve(room);
+        pool.back.push(Link::default());
+        pool.refs.push(0);
+        pool.cached.push(false);
+        pool
     }
 
     /// Appends the next `count` free blocks to `blocks`, with one reference each, and names those that were

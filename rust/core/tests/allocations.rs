@@ -1,0 +1,101 @@
+//! Steady decode asks the allocator for nothing.
+//!
+//! Only in optimised builds (`make instructions`): a debug build verifies the conservation laws after every
+//! step, with lists of its own.
+#![cfg(not(debug_assertions))]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use neuron_sched_core::config::{Config, RawConfig};
+use neuron_sched_core::exclusive::{ExclusiveScheduler, NewRequest, Options, Tokens};
+use neuron_sched_core::mixed::{MixedScheduler, NewMixed};
+use neuron_sched_core::phase::Kind;
+use neuron_sched_core::request::Prompt;
+
+const REQUESTS: u32 = 40;
+const STEPS: u32 = 500;
+
+thread_local! {
+    static ASKED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The system's allocator, which counts what this thread asks for.
+struct Counting;
+
+// SAFETY: every call is handed on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ASKED.set(ASKED.get() + 1);
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        unsafe { System.dealloc(place, layout) }
+    }
+
+    unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ASKED.set(ASKED.get() + 1);
+        unsafe { System.realloc(place, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn asked(work: impl FnOnce()) -> u64 {
+    let before = ASKED.get();
+    work();
+    ASKED.get() - before
+}
+
+fn decoding(prompt: &Prompt) -> ExclusiveScheduler {
+    let raw = RawConfig {
+        max_num_seqs: Some(REQUESTS.into()),
+        max_num_batched_tokens: Some(2048),
+        max_model_len: Some(4096),
+        block_size: Some(16),
+        num_blocks: Some(20_000),
+        ..RawConfig::default()
+    };
+    let mut scheduler = ExclusiveScheduler::new(&Config::resolve(&raw).unwrap());
+    for _ in 0..REQUESTS {
+        let prompt = prompt.clone();
+        let request = NewRequest { prompt, max_tokens: 2000, priority: 0, stop_token_ids: [1].into() };
+        scheduler.add(request).unwrap();
+    }
+    scheduler
+}
+
+fn step(scheduler: &mut ExclusiveScheduler, tokens: &[Option<u32>]) -> Kind {
+    let planned = scheduler.schedule(Options::default()).unwrap();
+    let (id, kind, rows) = (planned.id(), planned.kind(), planned.rows().len());
+    let tokens = if tokens.is_empty() { Tokens::LeftOut } else { Tokens::Given(&tokens[..rows]) };
+    scheduler.complete(id, tokens).unwrap();
+    kind
+}
+
+#[test]
+fn exclusive_decode_allocates_nothing() {
+    for (prompt, tokens) in [(Prompt::Length(50), vec![]), (Prompt::Tokens((0..50).collect()), vec![Some(7); 40])] {
+        let mut scheduler = decoding(&prompt);
+        while step(&mut scheduler, &tokens) == Kind::Prefill {}
+        step(&mut scheduler, &tokens);
+        let count = asked(|| (0..STEPS).for_each(|_| assert_eq!(step(&mut scheduler, &tokens), Kind::Decode)));
+        assert_eq!(count, 0, "{prompt:?}");
+    }
+}
+
+#[test]
+fn mixed_decode_allocates_nothing() {
+    let mut scheduler = MixedScheduler::new(2048, REQUESTS.into(), 1 << 30).unwrap();
+    for _ in 0..REQUESTS {
+        scheduler.add(NewMixed { prompt_len: 50, max_new: 2000, prefilled: 0, generated: 0 }).unwrap();
+    }
+    let mut step = || {
+        scheduler.schedule();
+        scheduler.complete().unwrap().len()
+    };
+    (0..3).for_each(|_| assert!(step() > 0));
+    assert_eq!(asked(|| (0..STEPS).for_each(|_| assert_eq!(step(), REQUESTS as usize))), 0);
+}
