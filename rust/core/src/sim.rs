@@ -25,9 +25,10 @@ use crate::cost::Cost;
 use crate::error::Error;
 use crate::request::Prompt;
 
-pub use report::{Bucket, Record, Refusal, Report, StepCounts, Summary, TokenCounts};
+pub use report::{Record, Refusal, Report, StepCounts, Summary, TokenCounts};
 pub use spread::Spread;
 pub use steps::{Entry, Recorded, Steps};
+pub use tally::Bucket;
 
 /// One request of a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use super::spread::{Spread, milliseconds, seconds};
 use super::steps::Steps;
-use super::tally::Tally;
+use super::tally::{Bucket, Tally};
 use crate::error::Error;
 
 /// Why a request was refused.
@@ -93,17 +93,6 @@ pub struct TokenCounts {
     pub decode: u64,
     /// The same, as padded.
     pub decode_padded: u64,
-}
-
-/// Steps that were padded to one size.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Bucket {
-    /// Number of steps.
-    pub steps: u64,
-    /// Tokens or rows in them.
-    pub real: u64,
-    /// The same, as padded.
-    pub padded: u64,
 }
 
 /// The workload as a whole. Times over completed requests; `None` where nothing is to be measured.

@@ -1,8 +1,18 @@
 //! What a replay counts while it runs. Whole numbers only.
 
 use super::engine::Decision;
-use super::report::Bucket;
 use crate::fixed_map::FixedMap;
+
+/// Steps that were padded to one size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bucket {
+    /// Number of steps.
+    pub steps: u64,
+    /// Tokens or rows in them.
+    pub real: u64,
+    /// The same, as padded.
+    pub padded: u64,
+}
 
 /// Counts over all steps.
 #[derive(Debug, Default)]
