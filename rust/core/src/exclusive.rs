@@ -10,8 +10,10 @@
 
 mod check;
 mod complete;
+mod explain;
 mod lane;
 mod plan;
+mod request;
 mod wheel;
 
 use std::collections::VecDeque;
@@ -19,134 +21,23 @@ use std::sync::Arc;
 
 use crate::bucket::Buckets;
 use crate::chunk::Chunker;
-use crate::config::{Config, TOKENS_MAX};
+use crate::config::Config;
 use crate::error::Error;
 use crate::kv_cache::KvCache;
 use crate::ledger::{Candidate, Ledger, Wait, WorstCase};
 use crate::phase::{Decision, Kind, Phase};
-use crate::prefix::Content;
-use crate::queue::{Queue, Ticket};
-use crate::request::{Prompt, Row, Rows, SEGMENT_ID_MAX, SEGMENT_TOKENS};
+use crate::queue::Queue;
+use crate::request::{Row, Rows};
 use crate::step::Step;
 
 pub use complete::{Completion, Finish, Outcome, Tokens};
+pub use explain::Explanation;
 pub use plan::Options;
+pub use request::{NewRequest, RequestView, Status};
 
 use lane::{Lane, Lanes};
+use request::{Place, Request, Run};
 use wheel::Wheel;
-
-/// A request to add.
-#[derive(Clone, Debug)]
-pub struct NewRequest {
-    /// Its prompt.
-    pub prompt: Prompt,
-    /// Most tokens that it may emit; capped at `max(1, max_model_len - prompt)`.
-    pub max_tokens: u32,
-    /// Under the priority policy the lower number goes first.
-    pub priority: i64,
-    /// Tokens that end it.
-    pub stop_token_ids: Box<[u32]>,
-}
-
-/// Where a request stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    Waiting(Ticket),
-    Running,
-    /// Finished, or cancelled where there is no reason.
-    Ended(Option<Finish>),
-}
-
-#[derive(Clone, Debug)]
-struct Request {
-    prompt: Prompt,
-    priority: i64,
-    stop_token_ids: Box<[u32]>,
-    /// Outputs, capped.
-    outputs_max: u32,
-    /// Blocks reserved while it runs.
-    need: u32,
-    place: Place,
-    /// Where its [`Run`] is, once it was started.
-    run: Option<u32>,
-}
-
-/// What only a request that was started has. Its place is used again, and with it the memory.
-#[derive(Clone, Debug, Default)]
-struct Run {
-    blocks: Vec<u32>,
-    outputs: Vec<u32>,
-    /// Leading blocks whose content is offered to others, and the content of the last of them.
-    offered: u32,
-    content: Content,
-    /// Tokens computed when it ended.
-    computed: u32,
-    /// While it decodes: the clock at which it needs its next block.
-    need_at: u64,
-    /// While it decodes: the clock at which it ends.
-    end_at: u64,
-}
-
-impl Run {
-    /// KV slots of its blocks.
-    fn slots(&self, block_size: u32) -> u32 {
-        u32::try_from(self.blocks.len()).expect("blocks are counted in 32 bits") * block_size
-    }
-}
-
-/// Status of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
-    /// In the queue.
-    Waiting,
-    /// Its prompt is not done.
-    Prefill,
-    /// It emits tokens.
-    Decode,
-    /// It ended by itself.
-    Finished(Finish),
-    /// It was cancelled.
-    Cancelled,
-}
-
-impl Status {
-    /// Whether it has not ended.
-    pub fn is_live(self) -> bool {
-        matches!(self, Self::Waiting | Self::Prefill | Self::Decode)
-    }
-}
-
-/// A look at one request.
-#[derive(Clone, Copy, Debug)]
-pub struct RequestView<'a> {
-    /// Its status, as of the last completed step.
-    pub status: Status,
-    /// Tokens computed, as of the last completed step.
-    pub computed: u32,
-    /// Tokens emitted.
-    pub generated: u32,
-    /// Their ids as far as they were told, [`crate::request::UNKNOWN_TOKEN`] in between.
-    pub outputs: &'a [u32],
-    /// The KV blocks that it holds.
-    pub blocks: &'a [u32],
-    /// Its prompt.
-    pub prompt: &'a Prompt,
-}
-
-/// Why the head of the queue waits, and the numbers behind it, in KV blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Explanation {
-    /// The head.
-    pub row: Row,
-    /// Why.
-    pub wait: Wait,
-    /// What it needs at worst.
-    pub needed: u32,
-    /// What running requests have reserved.
-    pub reserved: u32,
-    /// The whole cache.
-    pub usable: u32,
-}
 
 /// A planned step that was not completed.
 #[derive(Clone, Debug)]
@@ -238,32 +129,13 @@ impl ExclusiveScheduler {
     /// the whole cache, since neither could ever run.
     pub fn add(&mut self, request: NewRequest) -> Result<Row, Error> {
         let NewRequest { prompt, max_tokens, priority, stop_token_ids } = request;
-        let length = prompt.len() as u64;
-        if length == 0 {
-            return Err(Error::invalid("prompt", "no tokens", "at least one token"));
-        }
-        let max_model_len = self.worst_case.max_model_len;
+        prompt.check()?;
+        let (length, max_model_len) = (prompt.len() as u64, self.worst_case.max_model_len);
         if length > max_model_len.into() {
             return Err(Error::PromptTooLong { prompt: length, max_model_len: max_model_len.into() });
         }
         if max_tokens == 0 {
             return Err(Error::invalid("max_tokens", max_tokens, "a whole number from 1"));
-        }
-        if let Prompt::Tokens(ids) = &prompt
-            && let Some(id) = ids.iter().find(|&&id| id > TOKENS_MAX)
-        {
-            return Err(Error::invalid("prompt", id, format!("token ids from 0 to {TOKENS_MAX}")));
-        }
-        if let Prompt::Segments { ids, length } = &prompt
-            && ids.len() < length.div_ceil(SEGMENT_TOKENS) as usize
-        {
-            let expected = format!("one id for each {SEGMENT_TOKENS} of {length} prompt tokens");
-            return Err(Error::invalid("hash_ids", format!("{} ids", ids.len()), expected));
-        }
-        if let Prompt::Segments { ids, .. } = &prompt
-            && let Some(id) = ids.iter().find(|&&id| id > SEGMENT_ID_MAX)
-        {
-            return Err(Error::invalid("hash_ids", id, format!("ids from 0 to {SEGMENT_ID_MAX}")));
         }
         let length = u32::try_from(length).expect("at most max_model_len");
         let outputs_max = max_tokens.min((max_model_len - length).max(1));
@@ -300,59 +172,6 @@ impl ExclusiveScheduler {
         self.ended.push(row);
         self.doubt_horizon();
         true
-    }
-
-    /// Why the head waits, as of now; `None` when nothing waits.
-    pub fn explain(&self) -> Option<Explanation> {
-        let row = self.queue.head()?;
-        let needed = self.request(row).need;
-        let candidate =
-            Candidate { need: needed, prefill_in_progress: self.prefill_in_progress(), ..Candidate::default() };
-        // What was found when the pending step was planned holds while somebody is left in that step.
-        let held = |pending: &&Pending| pending.dropped.len() < pending.step.rows.len();
-        let left = self.pending.back().filter(held).and_then(|pending| pending.left).filter(|&(head, _)| head == row);
-        let refused = match (self.ledger.refuse(&candidate), left) {
-            // Tested before the cache; true while the step that left no room is pending.
-            (None | Some(Wait::Kv), Some((_, wait @ (Wait::PrefillInProgress | Wait::PrefillBatchFull)))) => Some(wait),
-            (refused, _) => refused,
-        };
-        let held_back = || match left {
-            Some((_, wait @ (Wait::Interleave | Wait::Throttled))) => wait,
-            _ if !self.pending.is_empty() => Wait::StepRunning,
-            _ if self.decide(&self.phase, false).interleaved => Wait::Interleave,
-            _ => Wait::Ready,
-        };
-        let (reserved, usable) = (self.ledger.reserved(), self.ledger.usable());
-        Some(Explanation { row, wait: refused.unwrap_or_else(held_back), needed, reserved, usable })
-    }
-
-    /// A look at a request; `None` once its end was delivered and the next step planned.
-    pub fn view(&self, row: Row) -> Option<RequestView<'_>> {
-        let request = self.requests.get(row)?;
-        let run = request.run.map(|run| &self.runs[run as usize]);
-        let (computed, prompt) = match self.lane_of(row) {
-            Some(at) => (self.lanes.get(at).computed, self.lanes.get(at).prompt),
-            None => (run.map_or(0, |run| run.computed), Lane::length(&request.prompt)),
-        };
-        let status = match request.place {
-            Place::Waiting(_) => Status::Waiting,
-            Place::Running if computed < prompt => Status::Prefill,
-            Place::Running => Status::Decode,
-            Place::Ended(Some(finish)) => Status::Finished(finish),
-            Place::Ended(None) => Status::Cancelled,
-        };
-        let blocks = run.filter(|_| request.place == Place::Running).map_or(&[][..], |run| &run.blocks);
-        let outputs = run.map_or(&[][..], |run| &run.outputs);
-        let generated = Lane::generated(computed, prompt);
-        Some(RequestView { status, computed, generated, outputs, blocks, prompt: &request.prompt })
-    }
-
-    /// The KV blocks of the row at `at` of `step` as they were when it was planned; `None` when the step
-    /// is too old to tell.
-    pub fn step_blocks(&self, step: &Step, at: usize) -> Option<&[u32]> {
-        let run = &self.runs[self.requests.get(step.rows[at])?.run? as usize];
-        let held = self.worst_case.blocks_for(step.computed(at) + step.tokens(at));
-        run.blocks.get(..held as usize)
     }
 
     /// Requests whose end the last completed step delivered.

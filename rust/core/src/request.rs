@@ -1,5 +1,7 @@
 //! Requests as the core knows them: a compact handle, the slab that handles point into, and the prompt.
 
+use crate::error::Error;
+
 /// The largest count of tokens, requests or blocks that anything may name: positions and token ids travel
 /// as 32-bit signed integers.
 pub const TOKENS_MAX: u32 = i32::MAX as u32;
@@ -126,6 +128,31 @@ impl Prompt {
     /// Whether there is nothing to compute.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Refuses an empty prompt, and ids that stand for nothing.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let fault = |field, value: String, expected| Err(Error::invalid(field, value, expected));
+        if self.is_empty() {
+            return fault("prompt", "no tokens".to_owned(), "at least one token".to_owned());
+        }
+        match self {
+            Self::Length(_) => Ok(()),
+            Self::Tokens(ids) => match ids.iter().find(|&&id| id > TOKENS_MAX) {
+                Some(id) => fault("prompt", id.to_string(), format!("token ids from 0 to {TOKENS_MAX}")),
+                None => Ok(()),
+            },
+            Self::Segments { ids, length } => {
+                if let Some(id) = ids.iter().find(|&&id| id > SEGMENT_ID_MAX) {
+                    return fault("hash_ids", id.to_string(), format!("ids from 0 to {SEGMENT_ID_MAX}"));
+                }
+                if ids.len() < length.div_ceil(SEGMENT_TOKENS) as usize {
+                    let expected = format!("one id for each {SEGMENT_TOKENS} of {length} prompt tokens");
+                    return fault("hash_ids", format!("{} ids", ids.len()), expected);
+                }
+                Ok(())
+            }
+        }
     }
 
     /// A number that tells the content of the token at `at` from every other content.

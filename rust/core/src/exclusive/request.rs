@@ -1,0 +1,137 @@
+//! What the scheduler keeps of a request, and what it tells of one.
+
+use super::lane::Lane;
+use super::{ExclusiveScheduler, Finish};
+use crate::prefix::Content;
+use crate::queue::Ticket;
+use crate::request::{Prompt, Row};
+use crate::step::Step;
+
+/// A request to add.
+#[derive(Clone, Debug)]
+pub struct NewRequest {
+    /// Its prompt.
+    pub prompt: Prompt,
+    /// Most tokens that it may emit; capped at `max(1, max_model_len - prompt)`.
+    pub max_tokens: u32,
+    /// Under the priority policy the lower number goes first.
+    pub priority: i64,
+    /// Tokens that end it.
+    pub stop_token_ids: Box<[u32]>,
+}
+
+/// Where a request stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Waiting(Ticket),
+    Running,
+    /// Finished, or cancelled where there is no reason.
+    Ended(Option<Finish>),
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Request {
+    pub(super) prompt: Prompt,
+    pub(super) priority: i64,
+    pub(super) stop_token_ids: Box<[u32]>,
+    /// Outputs, capped.
+    pub(super) outputs_max: u32,
+    /// Blocks reserved while it runs.
+    pub(super) need: u32,
+    pub(super) place: Place,
+    /// Where its [`Run`] is, once it was started.
+    pub(super) run: Option<u32>,
+}
+
+/// What only a request that was started has. Its place is used again, and with it the memory.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Run {
+    pub(super) blocks: Vec<u32>,
+    pub(super) outputs: Vec<u32>,
+    /// Leading blocks whose content is offered to others, and the content of the last of them.
+    pub(super) offered: u32,
+    pub(super) content: Content,
+    /// Tokens computed when it ended.
+    pub(super) computed: u32,
+    /// While it decodes: the clock at which it needs its next block.
+    pub(super) need_at: u64,
+    /// While it decodes: the clock at which it ends.
+    pub(super) end_at: u64,
+}
+
+impl Run {
+    /// KV slots of its blocks.
+    pub(super) fn slots(&self, block_size: u32) -> u32 {
+        u32::try_from(self.blocks.len()).expect("blocks are counted in 32 bits") * block_size
+    }
+}
+
+/// Status of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// In the queue.
+    Waiting,
+    /// Its prompt is not done.
+    Prefill,
+    /// It emits tokens.
+    Decode,
+    /// It ended by itself.
+    Finished(Finish),
+    /// It was cancelled.
+    Cancelled,
+}
+
+impl Status {
+    /// Whether it has not ended.
+    pub fn is_live(self) -> bool {
+        matches!(self, Self::Waiting | Self::Prefill | Self::Decode)
+    }
+}
+
+/// A look at one request.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestView<'a> {
+    /// Its status, as of the last completed step.
+    pub status: Status,
+    /// Tokens computed, as of the last completed step.
+    pub computed: u32,
+    /// Tokens emitted.
+    pub generated: u32,
+    /// Their ids as far as they were told, [`crate::request::UNKNOWN_TOKEN`] in between.
+    pub outputs: &'a [u32],
+    /// The KV blocks that it holds.
+    pub blocks: &'a [u32],
+    /// Its prompt.
+    pub prompt: &'a Prompt,
+}
+
+impl ExclusiveScheduler {
+    /// A look at a request; `None` once its end was delivered and the next step planned.
+    pub fn view(&self, row: Row) -> Option<RequestView<'_>> {
+        let request = self.requests.get(row)?;
+        let run = request.run.map(|run| &self.runs[run as usize]);
+        let (computed, prompt) = match self.lane_of(row) {
+            Some(at) => (self.lanes.get(at).computed, self.lanes.get(at).prompt),
+            None => (run.map_or(0, |run| run.computed), Lane::length(&request.prompt)),
+        };
+        let status = match request.place {
+            Place::Waiting(_) => Status::Waiting,
+            Place::Running if computed < prompt => Status::Prefill,
+            Place::Running => Status::Decode,
+            Place::Ended(Some(finish)) => Status::Finished(finish),
+            Place::Ended(None) => Status::Cancelled,
+        };
+        let blocks = run.filter(|_| request.place == Place::Running).map_or(&[][..], |run| &run.blocks);
+        let outputs = run.map_or(&[][..], |run| &run.outputs);
+        let generated = Lane::generated(computed, prompt);
+        Some(RequestView { status, computed, generated, outputs, blocks, prompt: &request.prompt })
+    }
+
+    /// The KV blocks of the row at `at` of `step` as they were when it was planned; `None` when the step
+    /// is too old to tell.
+    pub fn step_blocks(&self, step: &Step, at: usize) -> Option<&[u32]> {
+        let run = &self.runs[self.requests.get(step.rows[at])?.run? as usize];
+        let held = self.worst_case.blocks_for(step.computed(at) + step.tokens(at));
+        run.blocks.get(..held as usize)
+    }
+}
