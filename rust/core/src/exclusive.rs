@@ -10,6 +10,7 @@
 
 mod check;
 mod complete;
+mod completion;
 mod explain;
 mod lane;
 mod plan;
@@ -30,7 +31,7 @@ use crate::queue::Queue;
 use crate::request::{Row, Rows};
 use crate::step::Step;
 
-pub use complete::{Completion, Finish, Outcome, Tokens};
+pub use completion::{Completion, Finish, Outcome, Tokens};
 pub use explain::Explanation;
 pub use plan::Options;
 pub use request::{NewRequest, RequestView, Status};
