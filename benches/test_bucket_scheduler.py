@@ -1,6 +1,7 @@
 """`BucketScheduler` against a one-pass scheduler in pure Python, and what its cost depends on."""
 
-import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,16 +101,26 @@ def test_a_million_adds_and_their_drain_cost_ten_times_a_hundred_thousand(ratio)
     ratio(lambda: fill_and_drain(1_000_000), lambda: [fill_and_drain(100_000) for _ in range(10)], below=3, rounds=3)
 
 
+WAITING = """
+import subprocess
+import sys
+from pathlib import Path
+from neuron_sched import BucketScheduler, NeuronConfig, Request
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+config = NeuronConfig(max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=2048, block_size=32, num_blocks=512)
+scheduler, count, before = BucketScheduler(config), 1_000_000, resident()
+for i in range(count):
+    scheduler.add(Request(str(i), 8, 1))
+assert scheduler.num_waiting == count
+print(round((resident() - before) / count))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the resident memory is read from /proc")
 def test_memory_of_a_waiting_request(note):
-    """All of it: the caller's Request and id, the binding's names, and the core, which takes below 200 bytes."""
-
-    def resident():
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-    if not Path("/proc/self/statm").exists():
-        pytest.skip("the resident memory is read from /proc, which is not here")
-    scheduler, count, before = BucketScheduler(config(8)), 1_000_000, resident()
-    for i in range(count):
-        scheduler.add(Request(str(i), 8, 1))
-    note(f"{(resident() - before) / count:.0f} bytes a waiting request, Python objects included")
-    assert scheduler.num_waiting == count
+    """All of it: the id, the binding's names, and the core, which takes below 200 bytes."""
+    run = subprocess.run([sys.executable, "-c", WAITING], capture_output=True, text=True, check=True)
+    note(f"{run.stdout.strip()} bytes a waiting request, its id and the binding's tables included")

@@ -240,7 +240,9 @@ impl Lanes {
     pub(super) fn prefilling(&self, count: usize) -> impl Iterator<Item = bool> + Clone + '_ {
         let clock = low(self.next_clock());
         let decoding = self.counts[..self.decoding].iter().zip(&self.prompts[..self.decoding]);
-        let decoding = decoding.map(move |(count, &prompt)| count.wrapping_add(clock) < prompt);
+        // Both are below 2^31, and as signed numbers several are compared at a time.
+        let left = move |(count, prompt): (&u32, &u32)| count.wrapping_add(clock).cast_signed() < prompt.cast_signed();
+        let decoding = decoding.map(left);
         decoding.chain((self.decoding..count).map(|at| self.is_prefilling(at)))
     }
 

@@ -56,25 +56,29 @@ impl Tally {
 
 /// Steps by the size that they were padded to, ascending.
 #[derive(Debug, Default)]
-pub(super) struct Buckets(Vec<(u32, Bucket)>);
+pub(super) struct Buckets {
+    sizes: Vec<(u32, Bucket)>,
+    /// Where the last step was counted: mostly the next one is too.
+    last: usize,
+}
 
 impl Buckets {
     fn add(&mut self, size: u32, steps: u64, real: u32) {
-        let at = match self.0.binary_search_by_key(&size, |&(known, _)| known) {
-            Ok(at) => at,
-            Err(at) => {
-                self.0.insert(at, (size, Bucket::default()));
+        if self.sizes.get(self.last).is_none_or(|&(known, _)| known != size) {
+            let found = self.sizes.binary_search_by_key(&size, |&(known, _)| known);
+            self.last = found.unwrap_or_else(|at| {
+                self.sizes.insert(at, (size, Bucket::default()));
                 at
-            }
-        };
-        let bucket = &mut self.0[at].1;
+            });
+        }
+        let bucket = &mut self.sizes[self.last].1;
         bucket.steps += steps;
         bucket.real += u64::from(real) * steps;
         bucket.padded += u64::from(size) * steps;
     }
 
     pub(super) fn into_sizes(self) -> Vec<(u32, Bucket)> {
-        self.0
+        self.sizes
     }
 }
 
