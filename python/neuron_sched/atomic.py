@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     """Writes a file beside its place and moves it there; what stood there stays until the new one is whole.
 
-    A link is followed; what is no file (a device, a pipe) is written to. Raises OSError.
+    A link is followed, and the permission bits of what stood there are kept; what is no file (a device, a pipe) is
+    written to. Raises OSError naming the path as it was given.
     """
-    place = Path(os.path.realpath(path))
+    try:
+        _write(Path(os.path.realpath(path)), data)
+    except OSError as error:
+        # The file beside is nothing that the caller knows.
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
+
+
+def _write(place: Path, data: bytes) -> None:
     if place.exists() and not place.is_file():
         place.write_bytes(data)
         return
     beside = place.with_name(f".{place.name}.{os.getpid()}")
     try:
         with beside.open("xb") as file:
+            if place.exists():
+                # Before the content is there: it may be for the owner only.
+                os.fchmod(file.fileno(), stat.S_IMODE(place.stat().st_mode))
             file.write(data)
         beside.replace(place)
     except BaseException:
