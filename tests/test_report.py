@@ -97,6 +97,11 @@ def test_waits_longest_first():
     assert stripped(tables(wait_reasons={"new_reason": 5.0}), "new_reason") == ["new_reason", "5.00 ms", "0.0 %"]
 
 
+def test_a_step_that_takes_no_more_prompts_may_have_room_for_tokens():
+    line = stripped(tables(wait_reasons={"prefill_batch_full": 5.0}), "prefill_batch_full")
+    assert line[-1] == "the step takes no more prompts"
+
+
 def test_piped_tables_are_plain_text_of_80_columns(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     text = tables(tokens={"prompt": 10**9, "prompt_padded": 10**9, "decode": 10**9, "decode_padded": 10**9})

@@ -30,7 +30,7 @@ REASONS = {
     "kv": "KV blocks were promised to others",
     "budget": "no tokens left in the step",
     "prefill_in_progress": "another prompt was mid-prefill",
-    "prefill_batch_full": "the prefill step was full",
+    "prefill_batch_full": "the step takes no more prompts",
     "interleave": "decode steps were owed",
 }
 """What the reasons of a wait mean."""
