@@ -81,12 +81,14 @@ def test_padding_by_bucket():
     assert stripped(text, "1 ") == ["1", "100", "100", "100", "0.0 %"]
 
 
-def test_nothing_is_padded_under_the_mixed_scheduler():
+def test_nothing_is_said_of_padding_where_nothing_is_padded():
     text = tables(
         padding={"prefill": {}, "decode": {}},
         tokens=dict.fromkeys(("prompt", "prompt_padded"), 5) | {"decode": 7, "decode_padded": 7},
     )
-    assert stripped(text, "prefill") == ["prefill", "2,867", "5", "5", "0.0 %"]
+    assert stripped(text, "steps") == ["steps", "steps", "tokens"]
+    assert stripped(text, "prefill") == ["prefill", "2,867", "5"]
+    assert "pad" not in text
 
 
 def test_waits_longest_first():
@@ -108,6 +110,28 @@ def test_piped_tables_are_plain_text_of_80_columns(monkeypatch: pytest.MonkeyPat
     assert "\x1b" not in text
     assert all(len(line) <= 80 and line == line.rstrip() for line in text.splitlines())
     assert "1,000,000,000" in text
+
+
+@pytest.mark.parametrize("columns", ["20", "79", "200"])
+def test_no_number_is_cut_on_a_terminal_of_any_width(monkeypatch: pytest.MonkeyPatch, columns: str):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = tables()
+    monkeypatch.setenv("COLUMNS", columns)
+    assert tables() == text
+
+
+def test_tables_of_large_numbers_grow_rather_than_cut_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    large = 123_456_789_012_345_678
+    text = tables(tokens=dict.fromkeys(("prompt", "prompt_padded", "decode", "decode_padded"), large))
+    assert text.count(f"{large:,}") == 4
+
+
+@pytest.mark.parametrize("padding", [{}, {"padding": {"prefill": {}, "decode": {}}}])
+def test_all_tables_are_equally_wide(padding: dict[str, Any]):
+    rules = [line for line in tables(**padding).splitlines() if set(line) == {"\u2500"}]
+    assert len(rules) == 3
+    assert len(set(rules)) == 1
 
 
 def test_tables_survive_an_output_of_ascii_only():

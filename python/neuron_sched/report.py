@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -37,21 +38,33 @@ REASONS = {
 
 BAR_WIDTH = 10
 
+WIDTH_MIN = 80
+"""Columns that the text may fill on any terminal: a narrower one breaks lines, but no number is cut."""
+
+UNBOUNDED = 10_000
+"""A width that no table has."""
+
 
 def write_tables(summary: Summary, *, title: str, setting: Sequence[str] = (), file: TextIO | None = None) -> None:
     """Writes the tables to `file` (standard output): in colour on a terminal, else as plain text.
 
-    Above them stand the title and, in lines of their own, the setting.
+    Above them stand the title and, in lines of their own, the setting. All tables are equally wide.
     """
     file = file or sys.stdout
     console = Console(file=file, highlight=False)
+    tables = [table for table in (_latencies(summary), _steps(summary, console), _waits(summary)) if table is not None]
+    unbounded = console.options.update(max_width=UNBOUNDED)
+    width = max(Measurement.get(console, unbounded, table).maximum for table in tables)
+    for table in tables:
+        table.width = width
+    console.width = max(console.width, width, WIDTH_MIN)
     with console.capture() as captured:
         console.print(Text(title, style="bold"))
         for line in setting:
             console.print(Text(line, style="dim"))
-        for table in (_totals(summary), _latencies(summary), _steps(summary, console), _waits(summary)):
-            if table is not None:
-                console.print("", table)
+        console.print("", _totals(summary))
+        for table in tables:
+            console.print("", table)
     # rich fills lines with blanks up to the table's edge.
     text = "\n".join(line.rstrip() for line in captured.get().rstrip().split("\n")) + "\n"
     # The title may name a file in letters that the output does not have.
@@ -89,6 +102,11 @@ def _table() -> Table:
     return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, header_style="bold")
 
 
+def _add_rest(table: Table, min_width: int = 0) -> None:
+    """Adds a column without a heading that takes what is left of the width."""
+    table.add_column("", min_width=min_width, ratio=1)
+
+
 def _totals(summary: Summary) -> Table:
     table = Table.grid(padding=(0, 2))
     refused = f", {summary['rejected']:,} refused" if summary["rejected"] else ""
@@ -104,6 +122,7 @@ def _latencies(summary: Summary) -> Table:
     table.add_column("latency", min_width=16)
     for statistic in STATISTICS:
         table.add_column(statistic, justify="right", min_width=10, no_wrap=True)
+    _add_rest(table)
     for label, field in LATENCIES:
         values = (summary[field][statistic] for statistic in STATISTICS)
         table.add_row(label, *("-" if value is None else duration(value) for value in values))
@@ -111,16 +130,21 @@ def _latencies(summary: Summary) -> Table:
 
 
 def _steps(summary: Summary, console: Console) -> Table:
-    """Steps by kind and, where they are padded, by bucket."""
+    """Steps by kind and, where they are padded, by bucket; without the columns of padding where nothing is."""
     steps, tokens = summary["steps"], summary["tokens"]
+    padded_any = any(summary["padding"].values())
     bar = "#" if console.options.ascii_only else "\u2588"
     table = _table()
     table.add_column("steps", min_width=8)
-    for heading, width in (("bucket", 7), ("steps", 9), ("real", 12), ("padded", 12), ("padding", 8)):
+    columns = (("bucket", 7), ("steps", 9), ("real", 12), ("padded", 12), ("padding", 8))
+    for heading, width in columns if padded_any else (("steps", 9), ("tokens", 12)):
         table.add_column(heading, justify="right", min_width=width, no_wrap=True)
-    table.add_column("", width=BAR_WIDTH)
+    _add_rest(table, BAR_WIDTH if padded_any else 0)
 
     def row(label: str, bucket: str, count: int, real: int, padded: int, style: str = "") -> None:
+        if not padded_any:
+            table.add_row(label, f"{count:,}", f"{real:,}", style=style)
+            return
         padding = padded - real
         filled = round(BAR_WIDTH * padding / padded) if padded else 0
         cells = (label, bucket, f"{count:,}", f"{real:,}", f"{padded:,}", share(padding, padded))
@@ -140,9 +164,9 @@ def _waits(summary: Summary) -> Table | None:
         return None
     table = _table()
     table.add_column("the head waited for", min_width=20)
-    table.add_column("time", justify="right", min_width=9)
+    table.add_column("time", justify="right", min_width=9, no_wrap=True)
     table.add_column("of the run", justify="right", min_width=8)
-    table.add_column("")
+    _add_rest(table)
     for reason, ms in sorted(waits.items(), key=lambda wait: -wait[1]):
         gloss = Text(REASONS.get(reason, ""), style="dim")
         table.add_row(reason, duration(ms), share(ms, 1000 * summary["makespan_s"]), gloss)
