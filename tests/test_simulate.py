@@ -258,6 +258,7 @@ def test_a_profile_of_ones_own(tmp_path):
         ("prefill = 3", "prefill: expected a table"),
         ("[prefill]\n128 = 1\n", "decode: expected a table"),
         ("[prefill]\nx = 1\n[decode]\n1 = 1\n", "prefill: x: expected a whole number"),
+        ("prefil = 1\n[prefill]\n128 = 1\n[decode]\n1 = 1\n[spare]\n", "prefil, spare: expected description, prefill"),
         ("[prefill]\n128 = -1\n[decode]\n1 = nan\n", "prefill: -1: expected a number of at least 0"),
         ("[prefill]\n0 = 1\n[decode]\n1 = 1\n", "prefill: 0: expected sizes from 1"),
     ],

@@ -15,6 +15,9 @@ else:
 Table: TypeAlias = dict[int, int | Decimal]
 """Milliseconds by padded size."""
 
+KEYS = ("description", "prefill", "decode")
+"""What a profile may hold."""
+
 SUFFIX = ".toml"
 SHIPPED = Path(__file__).parent / "profiles"
 
@@ -34,6 +37,8 @@ def load_profile(name: str) -> tuple[Table, Table]:
         raise ValueError(f"cost: {name}: {error.strerror}; expected a TOML file, or one of {known}") from error
     except ValueError as error:
         raise ValueError(f"cost: {name}: not TOML: {error}") from error
+    if unknown := [key for key in content if key not in KEYS]:
+        raise ValueError(f"cost: {name}: {', '.join(unknown)}: expected {', '.join(KEYS)} only")
     return _table(name, content, "prefill"), _table(name, content, "decode")
 
 
