@@ -360,6 +360,11 @@ def test_bad_replays_are_refused():
         replay([TraceRequest("a", 0, 1, 2)], config=config(), cost=ConstantCost(9 * 10**12, 9 * 10**12))
 
 
+def test_a_report_shows_its_size():
+    report = replay([TraceRequest("A", 0, 128, 3), TraceRequest("B", 0, 5000, 3)], config=config(), cost=COST)
+    assert repr(report) == "Report(completed=1, rejected=1, makespan_s=0.12)"
+
+
 def test_nothing_in_nothing_out():
     summary = replay([], config=config(), cost=COST).summary
     assert (summary["completed"], summary["makespan_s"], summary["requests_per_s"]) == (0, 0, None)

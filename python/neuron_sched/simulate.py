@@ -166,6 +166,10 @@ class Report:
     def __init__(self, native: _native.ReplayReport) -> None:
         self._native = native
 
+    def __repr__(self) -> str:
+        shown = ("completed", "rejected", "makespan_s")
+        return f"Report({', '.join(f'{name}={self.summary[name]!r}' for name in shown)})"
+
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The workload as a whole: the content of the JSON file."""
