@@ -354,8 +354,10 @@ def test_bad_replays_are_refused():
         replay([one], config=config(), cost=COST, scheduler="best")
     with pytest.raises(TypeError, match="requests"):
         replay(["a"], config=config(), cost=COST)
-    with pytest.raises(TypeError, match="config"):
+    with pytest.raises(TypeError, match=r"^config: None: expected a NeuronConfig$"):
         replay([one], config=None, cost=COST)
+    with pytest.raises(TypeError, match=r"^cost: None: expected a ConstantCost or a TableCost$"):
+        replay([one], config=config(), cost=None)
     with pytest.raises(ValueError, match=r"^cost: "):
         replay([TraceRequest("a", 0, 1, 2)], config=config(), cost=ConstantCost(9 * 10**12, 9 * 10**12))
 

@@ -406,6 +406,13 @@ def test_what_cannot_be_written_leaves_the_file_alone(tmp_path: Path, name: str,
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
 
 
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
+def test_what_is_no_request_is_named(tmp_path: Path, name: str):
+    with pytest.raises(TypeError, match=r"^requests\[1\]: 1: expected a TraceRequest$"):
+        write_trace(tmp_path / name, [TraceRequest("a", "0", 1, 1), 1])
+    assert list(tmp_path.iterdir()) == []
+
+
 # The synthetic workload
 
 

@@ -211,5 +211,10 @@ def replay(
     KeyboardInterrupt does.
     Requests that can never run are refused, and reported with their reason. `record_steps` keeps every step for
     `Report.steps`, which knows requests by their ids: they must then be unique, else ValueError.
+    TypeError names an argument of another type.
     """
+    if not isinstance(config, NeuronConfig):
+        raise TypeError(f"config: {config!r}: expected a NeuronConfig")
+    if not isinstance(cost, (ConstantCost, TableCost)):
+        raise TypeError(f"cost: {cost!r}: expected a ConstantCost or a TableCost")
     return Report(_native.replay(list(requests), config, cost.native(), scheduler, record_steps, progress))

@@ -19,7 +19,8 @@ def write_trace(path: str | os.PathLike[str], requests: Iterable[TraceRequest]) 
     """Writes requests as plain CSV (`.csv`) or JSON lines (`.jsonl`), with `.gz` behind it compressed.
 
     `read_trace` gives equal requests back when the earliest arrives at 0. Raises ValueError for another suffix and for
-    what CSV cannot hold (`hash_ids`, some ids), and OSError; the file is then left as it was.
+    what CSV cannot hold (`hash_ids`, some ids), TypeError for what is no request, and OSError; the file is then left
+    as it was.
     """
     write_atomically(path, encode_trace(path, requests))
 
@@ -30,13 +31,21 @@ def encode_trace(path: str | os.PathLike[str], requests: Iterable[TraceRequest])
     compressed = suffixes[-1:] == [".gz"]
     kind = suffixes[-2:-1] if compressed else suffixes[-1:]
     if kind == [".csv"]:
-        text = _csv_text(list(requests))
+        text = _csv_text(_checked(requests))
     elif kind == [".jsonl"]:
-        text = _json_text(list(requests))
+        text = _json_text(_checked(requests))
     else:
         raise ValueError(f"{os.fspath(path)}: the name of a trace to write ends in .csv, .jsonl, .csv.gz or .jsonl.gz")
     data = text.encode()
     return gzip.compress(data, mtime=0) if compressed else data
+
+
+def _checked(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
+    listed = list(requests)
+    for position, request in enumerate(listed):
+        if not isinstance(request, TraceRequest):
+            raise TypeError(f"requests[{position}]: {request!r}: expected a TraceRequest")
+    return listed
 
 
 def _optional(requests: list[TraceRequest]) -> tuple[bool, bool]:
