@@ -441,15 +441,22 @@ def test_synthetic_looks_like_chat():
     [
         ({"requests": 0}, "requests"),
         ({"requests": 1.5}, "requests"),
+        ({"requests": 10**12}, "requests"),
         ({"seed": None}, "seed"),
         ({"rate_per_s": 0}, "rate_per_s"),
         ({"rate_per_s": float("nan")}, "rate_per_s"),
         ({"prompt_tokens_median": -1}, "prompt_tokens_median"),
+        ({"output_tokens_max": 2**31}, "output_tokens_max"),
     ],
 )
 def test_synthetic_refuses_bad_knobs(arguments: dict[str, object], field: str):
     with pytest.raises(ValueError, match=f"^{field}: "):
         synthetic(**arguments)
+
+
+def test_synthetic_names_the_bound_of_its_size():
+    with pytest.raises(ValueError, match=r"^requests: 10000001: expected a whole number from 1 to 10000000$"):
+        synthetic(10_000_001)
 
 
 # Published traces

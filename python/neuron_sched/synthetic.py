@@ -6,10 +6,13 @@ import math
 import random
 
 from neuron_sched._native import TraceRequest
-from neuron_sched.trace_fields import seconds
+from neuron_sched.trace_fields import TOKENS_MAX, seconds
 
 GRID_PER_S = 1_000_000
 """Arrivals are whole microseconds, so a written trace has the very same ones."""
+
+REQUESTS_MAX = 10_000_000
+"""So many are some gigabytes of memory."""
 
 RATE_PER_S_MIN = 1e-6
 
@@ -41,8 +44,9 @@ def synthetic(
         "output_tokens_max": output_tokens_max,
     }
     for name, count in counts.items():
-        if type(count) is not int or count < 1:
-            raise ValueError(f"{name}: {count!r}: expected a whole number from 1")
+        most = REQUESTS_MAX if name == "requests" else TOKENS_MAX
+        if type(count) is not int or not 1 <= count <= most:
+            raise ValueError(f"{name}: {count!r}: expected a whole number from 1 to {most}")
     if type(seed) is not int:
         raise ValueError(f"seed: {seed!r}: expected a whole number")
     if not RATE_PER_S_MIN <= rate_per_s <= GRID_PER_S:
