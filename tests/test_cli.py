@@ -353,6 +353,41 @@ def test_a_full_standard_output_is_told():
     assert (done.returncode, done.stderr) == (2, "error: standard output: No space left on device\n")
 
 
+@pytest.mark.parametrize("arguments", ["", "--quiet --json out.json", "--json -"])
+def test_a_closed_standard_output_is_told(folder: Path, arguments: str):
+    call = f'"$0" -m neuron_sched replay --requests 5 {arguments} >&-'
+    done = subprocess.run(["sh", "-c", call, sys.executable], stderr=subprocess.PIPE, text=True)
+    told = "error: standard output: is closed: expected a file, a pipe or a terminal\n"
+    assert (done.returncode, done.stderr) == (2, told)
+    assert list(folder.iterdir()) == []
+
+
+def test_messages_never_go_to_standard_output():
+    call = '"$0" -m neuron_sched replay --requests 5 --scheduler mixed --dcp 1 --json - 2>&-'
+    done = subprocess.run(["sh", "-c", call, sys.executable], stdout=subprocess.PIPE, text=True)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["completed"] == 5
+
+
+def test_tables_do_without_standard_error():
+    call = '"$0" -m neuron_sched replay --requests 5 2>&-'
+    done = subprocess.run(["sh", "-c", call, sys.executable], stdout=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stdout.count("5 completed")) == (0, 1)
+
+
+@pytest.mark.parametrize("function", ["synthetic", "replay", "encode_trace"])
+def test_memory_that_runs_out_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, function: str
+):
+    def exhausted(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(cli, function, exhausted)
+    assert faults(capsys, "--requests", "5", "--write-trace", "t.csv") == [
+        "out of memory: expected a smaller workload"
+    ]
+
+
 # Published traces
 
 

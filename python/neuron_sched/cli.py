@@ -40,11 +40,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status; argparse exits by itself for `--help` and usage errors."""
     arguments = _parser().parse_args(argv)
     try:
+        if sys.stdout is None:
+            raise UsageError("standard output: is closed: expected a file, a pipe or a terminal")
         status: int = arguments.run(arguments)
         sys.stdout.flush()
     except UsageError as error:
         for fault in str(error).splitlines():
-            print(f"error: {fault}", file=sys.stderr)
+            _tell(f"error: {fault}")
+        return EXIT_USAGE
+    except MemoryError:
+        _tell("error: out of memory: expected a smaller workload")
         return EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -53,9 +58,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_BROKEN_PIPE
     except OSError as error:
         _drop_output()
-        print(f"error: standard output: {error.strerror}", file=sys.stderr)
+        _tell(f"error: standard output: {error.strerror}")
         return EXIT_USAGE
     return status
+
+
+def _tell(line: str) -> None:
+    """A line for whoever reads the messages: never to standard output, even when standard error is closed."""
+    if sys.stderr is not None:
+        print(line, file=sys.stderr)
 
 
 def _drop_output() -> None:
@@ -135,7 +146,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     if tables:
         from neuron_sched.report import progress_bar, write_tables
     if arguments.scheduler == "mixed" and (idle := [option.flag for option in given(arguments) if not option.mixed]):
-        print(f"no effect with --scheduler mixed: {', '.join(idle)}", file=sys.stderr)
+        _tell(f"no effect with --scheduler mixed: {', '.join(idle)}")
     with progress_bar(len(workload)) if tables else nullcontext() as progress:
         result = replay(workload, config=config, cost=cost, scheduler=arguments.scheduler, progress=progress)
     if trace_bytes is not None:
@@ -166,7 +177,7 @@ def _workload(arguments: argparse.Namespace) -> list[TraceRequest]:
         raise UsageError(f"{names}: for the synthetic workload only, not with TRACE")
     trace = read_trace(arguments.trace, skip_bad=arguments.skip_bad)
     if trace.skipped:
-        print(f"{_plural(trace.skipped, 'row')} skipped", file=sys.stderr)
+        _tell(f"{_plural(trace.skipped, 'row')} skipped")
     return trace
 
 
@@ -190,7 +201,7 @@ def _tables_wanted(arguments: argparse.Namespace) -> bool:
     advice = "the tables need rich: pip install 'neuron-sched[cli]'"
     if arguments.json is None:
         raise UsageError(f"{advice}, or ask for --json")
-    print(advice, file=sys.stderr)
+    _tell(advice)
     return False
 
 
@@ -228,9 +239,9 @@ def _status(summary: Mapping[str, Any]) -> int:
     if not refused:
         return 0
     of_all = f"{_plural(len(refused), 'request')} of {summary['completed'] + len(refused):,} refused"
-    print(f"{of_all}:", file=sys.stderr)
+    _tell(f"{of_all}:")
     for request in refused[:REFUSALS_SHOWN]:
-        print(f"  {request['id']}: {request['reason']}", file=sys.stderr)
+        _tell(f"  {request['id']}: {request['reason']}")
     if len(refused) > REFUSALS_SHOWN:
-        print(f"  and {len(refused) - REFUSALS_SHOWN:,} more", file=sys.stderr)
+        _tell(f"  and {len(refused) - REFUSALS_SHOWN:,} more")
     return EXIT_REFUSED

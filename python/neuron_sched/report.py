@@ -74,7 +74,7 @@ def write_tables(summary: Summary, *, title: str, setting: Sequence[str] = (), f
 @contextmanager
 def progress_bar(total: int) -> Iterator[Callable[[int, int], None] | None]:
     """A bar on standard error while the block runs, moved by the callback (done, total); None off a terminal."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -12,7 +12,7 @@ GRID_PER_S = 1_000_000
 """Arrivals are whole microseconds, so a written trace has the very same ones."""
 
 REQUESTS_MAX = 10_000_000
-"""So many are some gigabytes of memory."""
+"""So many take more than a gigabyte of memory."""
 
 RATE_PER_S_MIN = 1e-6
 
