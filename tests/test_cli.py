@@ -207,6 +207,21 @@ def test_the_trace_is_not_overwritten(capsys: pytest.CaptureFixture[str]):
     assert fault == "--json: ./t.csv: is the trace itself"
 
 
+@pytest.mark.parametrize("results", ["t.csv", "./t.csv", "sub/../t.csv", "link"])
+@pytest.mark.parametrize("exists", [True, False])
+def test_two_results_do_not_go_to_one_file(
+    folder: Path, capsys: pytest.CaptureFixture[str], results: str, exists: bool
+):
+    Path("sub").mkdir()
+    Path("link").symlink_to(folder / "t.csv")
+    if exists:
+        Path("t.csv").write_text("as it was")
+    assert faults(capsys, "--requests", "5", "--json", results, "--write-trace", "t.csv") == [
+        "--json, --write-trace: t.csv: is one file: expected two"
+    ]
+    assert not exists or Path("t.csv").read_text() == "as it was"
+
+
 def test_refused_requests_are_named(capsys: pytest.CaptureFixture[str]):
     Path("t.csv").write_text(REFUSED)
     assert main(["replay", "t.csv", "--json", "out.json"]) == 3

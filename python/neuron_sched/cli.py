@@ -191,6 +191,9 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
             raise UsageError(f"{option}: {name}: no such place for a file")
         if arguments.trace is not None and place.exists() and place.samefile(arguments.trace):
             raise UsageError(f"{option}: {name}: is the trace itself")
+    results, trace = arguments.json, arguments.write_trace
+    if None not in (results, trace) and results != "-" and os.path.realpath(results) == os.path.realpath(trace):
+        raise UsageError(f"--json, --write-trace: {trace}: is one file: expected two")
 
 
 def _tables_wanted(arguments: argparse.Namespace) -> bool:
