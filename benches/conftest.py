@@ -56,6 +56,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.line(str(line))
 
 
+def label(request: pytest.FixtureRequest) -> str:
+    """The file says which side is measured: tests in different files may have the same name."""
+    return f"{request.path.stem}: {request.node.name}"
+
+
 def calls_within(call: Callable[[], object], seconds: float) -> int:
     """How many calls fill that time, at least one."""
     calls = 1
@@ -72,7 +77,7 @@ def calls_within(call: Callable[[], object], seconds: float) -> int:
 @pytest.fixture
 def note(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Adds a line to the report at the end: a figure that is told, not gated."""
-    return lambda text: request.config.stash[NOTES].append(f"{request.node.name}: {text}")
+    return lambda text: request.config.stash[NOTES].append(f"{label(request)}: {text}")
 
 
 @pytest.fixture
@@ -116,7 +121,7 @@ def ratio(request: pytest.FixtureRequest, benchmark) -> Callable[..., float]:
         gates = {"at least": at_least, "below": below}
         gate = ", ".join(f"{name} {limit:g}" for name, limit in gates.items() if limit is not None) or "no gate"
         baseline_ns, ours_ns = (statistics.median(times) for times in per_call.values())
-        measured = Measured(request.node.name, baseline_ns, ours_ns, gate)
+        measured = Measured(label(request), baseline_ns, ours_ns, gate)
         request.config.stash[RATIOS].append(measured)
         benchmark.extra_info.update(
             baseline_ns=baseline_ns, ours_ns=ours_ns, calls_per_round=calls[ours], ratio=measured.ratio, gate=gate

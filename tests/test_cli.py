@@ -398,9 +398,7 @@ def test_memory_that_runs_out_is_told(
         raise MemoryError
 
     monkeypatch.setattr(cli, function, exhausted)
-    assert faults(capsys, "--requests", "5", "--write-trace", "t.csv") == [
-        "out of memory: expected a smaller workload"
-    ]
+    assert faults(capsys, "--requests", "5", "--write-trace", "t.csv") == ["out of memory: expected a smaller workload"]
 
 
 # Published traces

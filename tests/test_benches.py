@@ -1,0 +1,15 @@
+"""What the benchmarks print, without running them."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+FIXTURES = Path(__file__).parent.parent / "benches/conftest.py"
+
+
+def test_labels_name_the_file(request: pytest.FixtureRequest):
+    spec = importlib.util.spec_from_file_location("benches_conftest", FIXTURES)
+    fixtures = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fixtures)
+    assert fixtures.label(request) == "test_benches: test_labels_name_the_file"
