@@ -103,40 +103,44 @@ def test_c01_limits_are_checked_at_the_door(capsys: pytest.CaptureFixture[str]):
         "absent.csv",
     )
     assert sorted(line.rsplit(": ", 1)[0] for line in found) == [
+        "--block-size: -16",
+        "--max-model-len: 0",
+        "--max-num-batched-tokens: 0",
+        "--max-num-seqs: 0",
+        "--num-blocks: 0",
         "absent.csv: cannot be read",
-        "block_size: -16",
-        "max_model_len: 0",
-        "max_num_batched_tokens: 0",
-        "max_num_seqs: 0",
-        "num_blocks: 0",
     ]
 
 
 def test_c01_a_step_takes_at_least_a_token_a_slot(capsys: pytest.CaptureFixture[str]):
     (fault,) = faults(capsys, "--max-num-batched-tokens", "64", "--max-num-seqs", "128")
-    assert fault == "max_num_batched_tokens: 64: expected at least max_num_seqs = 128"
+    assert fault == "--max-num-batched-tokens: 64: expected at least max_num_seqs = 128"
 
 
 @pytest.mark.parametrize(
     ("arguments", "start"),
     [
-        (["--max-num-seqs", "many"], "max_num_seqs: 'many': "),
-        (["--max-num-seqs", "1.5"], "max_num_seqs: '1.5': "),
-        (["--num-seqs-buckets", "1,x"], "num_seqs_buckets: [1, 'x']: "),
-        (["--num-seqs-buckets", ""], "num_seqs_buckets: "),
-        (["--num-seqs-buckets", "1,2"], "num_seqs_buckets: "),
-        (["--prefill-cost", "17"], "prefill_cost: '17': "),
-        (["--prefill-cost", "128=x"], "prefill_cost: {128: 'x'}: "),
-        (["--chunking", "odd"], "chunking: 'odd': "),
-        (["--kv-admission", "no"], "kv_admission: 'no': "),
-        (["--policy", "lifo"], "policy: 'lifo': "),
-        (["--dcp", "99999999999999999999"], "dcp: 99999999999999999999: "),
-        (["--requests", "0"], "requests: 0: "),
-        (["--rate", "nan"], "rate_per_s: nan: "),
-        (["--cost", "prefill_ms=1"], "cost: "),
-        (["--cost", "prefill_ms=x,decode_ms=1"], "prefill_ms: "),
-        (["--cost", "absent.toml"], "cost: "),
-        (["--cost", "no-such-profile"], "cost: "),
+        (["--max-num-seqs", "many"], "--max-num-seqs: 'many': "),
+        (["--max-num-seqs", "1.5"], "--max-num-seqs: '1.5': "),
+        (["--num-seqs-buckets", "1,x"], "--num-seqs-buckets: [1, 'x']: "),
+        (["--num-seqs-buckets", ""], "--num-seqs-buckets: "),
+        (["--num-seqs-buckets", "1,2"], "--num-seqs-buckets: "),
+        (["--prefill-cost", "17"], "--prefill-cost: '17': "),
+        (["--prefill-cost", "128=x"], "--prefill-cost: {128: 'x'}: "),
+        (["--chunking", "odd"], "--chunking: 'odd': "),
+        (["--kv-admission", "no"], "--kv-admission: 'no': "),
+        (["--policy", "lifo"], "--policy: 'lifo': "),
+        (["--dcp", "99999999999999999999"], "--dcp: 99999999999999999999: "),
+        (["--requests", "0"], "--requests: 0: "),
+        (["--rate", "nan"], "--rate: nan: "),
+        (["--cost", "prefill_ms=1"], "--cost: "),
+        (["--cost", "prefill_ms=x,decode_ms=1"], "--cost: prefill_ms: "),
+        (["--cost", ""], "--cost: '': expected prefill_ms=N,decode_ms=N, or the name or file of a profile"),
+        (["--cost", "absent.toml"], "--cost: "),
+        (["--cost", "no-such-profile"], "--cost: "),
+        (["--cost", "prefill_ms=9e12,decode_ms=9e12"], "--cost: "),
+        (["--requests", "1000000000000"], "--requests: 1000000000000: "),
+        (["rate_per_s"], "rate_per_s: cannot be read"),
         (["--write-trace", "t.txt"], "t.txt: the name of a trace"),
         (["--write-trace", "absent/t.csv"], "--write-trace: absent/t.csv: "),
         (["--json", "."], "--json: .: "),

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from neuron_sched import NeuronConfig, __version__
 from neuron_sched.atomic import write_atomically
-from neuron_sched.options import add_options, config_of, given
+from neuron_sched.options import OPTIONS, add_options, config_of, given
 from neuron_sched.simulate import cost_of, profiles, replay
 from neuron_sched.trace import TraceRequest, encode_trace, read_trace, synthetic
 
@@ -25,6 +25,11 @@ EXIT_USAGE = 2
 EXIT_REFUSED = 3
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+
+NO_FLAGS: Mapping[str, str] = {}
+COST_FLAGS = {"cost": "--cost", "prefill_ms": "--cost: prefill_ms", "decode_ms": "--cost: decode_ms"}
+WORKLOAD_FLAGS = {"requests": "--requests", "rate_per_s": "--rate", "seed": "--seed"}
+"""How the command line spells the fields that a complaint may begin with."""
 
 DEFAULT_COST = "prefill_ms=100,decode_ms=25"
 REFUSALS_SHOWN = 5
@@ -132,9 +137,9 @@ def _add_replay(commands: Any) -> None:
 
 def _replay(arguments: argparse.Namespace) -> int:
     faults: list[str] = []
-    config = _collect(faults, lambda: config_of(arguments))
-    cost = _collect(faults, lambda: cost_of(arguments.cost))
-    workload = _collect(faults, lambda: _workload(arguments))
+    config = _collect(faults, lambda: config_of(arguments), {option.field: option.flag for option in OPTIONS})
+    cost = _collect(faults, lambda: cost_of(arguments.cost), COST_FLAGS)
+    workload = _collect(faults, lambda: _workload(arguments), WORKLOAD_FLAGS if arguments.trace is None else {})
     _collect(faults, lambda: _check_outputs(arguments))
     trace_bytes = None
     if arguments.write_trace is not None and workload is not None:
@@ -148,7 +153,10 @@ def _replay(arguments: argparse.Namespace) -> int:
     if arguments.scheduler == "mixed" and (idle := [option.flag for option in given(arguments) if not option.mixed]):
         _tell(f"no effect with --scheduler mixed: {', '.join(idle)}")
     with progress_bar(len(workload)) if tables else nullcontext() as progress:
-        result = replay(workload, config=config, cost=cost, scheduler=arguments.scheduler, progress=progress)
+        try:
+            result = replay(workload, config=config, cost=cost, scheduler=arguments.scheduler, progress=progress)
+        except ValueError as error:
+            raise UsageError(_spelled(error, COST_FLAGS)) from error
     if trace_bytes is not None:
         _write(arguments.write_trace, trace_bytes)
     if arguments.json is not None:
@@ -158,13 +166,19 @@ def _replay(arguments: argparse.Namespace) -> int:
     return _status(result.summary)
 
 
-def _collect(faults: list[str], make: Callable[[], T]) -> T | None:
+def _collect(faults: list[str], make: Callable[[], T], flags: Mapping[str, str] = NO_FLAGS) -> T | None:
     """What `make` returns; its complaint is put with the others, so that all are seen at once."""
     try:
         return make()
     except (ValueError, OSError, UsageError) as error:
-        faults.append(str(error))
+        faults.append(_spelled(error, flags))
         return None
+
+
+def _spelled(error: Exception, flags: Mapping[str, str]) -> str:
+    """The faults, one a line, with each field that begins one spelled as its option."""
+    lines = (line.partition(": ") for line in str(error).splitlines())
+    return "\n".join(f"{flags.get(field, field)}{colon}{rest}" for field, colon, rest in lines)
 
 
 def _workload(arguments: argparse.Namespace) -> list[TraceRequest]:
@@ -173,7 +187,7 @@ def _workload(arguments: argparse.Namespace) -> list[TraceRequest]:
     if arguments.trace is None:
         return synthetic(**turned)
     if turned:
-        names = ", ".join(f"--{name.removesuffix('_per_s')}" for name in turned)
+        names = ", ".join(WORKLOAD_FLAGS[name] for name in turned)
         raise UsageError(f"{names}: for the synthetic workload only, not with TRACE")
     trace = read_trace(arguments.trace, skip_bad=arguments.skip_bad)
     if trace.skipped:

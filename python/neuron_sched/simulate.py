@@ -95,7 +95,7 @@ Cost: TypeAlias = ConstantCost | TableCost
 
 def cost_of(text: str) -> Cost:
     """The cost model that a command line means: `prefill_ms=100,decode_ms=25`, or what `TableCost.load` takes."""
-    if "=" not in text:
+    if text.strip() and "=" not in text:
         return TableCost.load(text)
     pairs = [part.partition("=") for part in text.split(",")]
     given = {name.strip(): value.strip() for name, _, value in pairs}
