@@ -329,6 +329,29 @@ def test_a_shorter_step_is_a_sooner_token():
     assert fast["ttft_ms"]["mean"] < slow["ttft_ms"]["mean"]
 
 
+# Profiles
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--max-num-seqs", "96", "--rate", "100"], "prefill times beyond 4,096 tokens, decode times beyond 8 rows"),
+        (["--max-num-seqs", "96", "--max-num-batched-tokens", "4096", "--rate", "100"], "decode times beyond 8 rows"),
+        (["--max-num-seqs", "8", "--scheduler", "mixed"], "prefill times beyond 4,096 tokens"),
+    ],
+)
+def test_what_a_profile_has_no_points_for_is_told(capsys: pytest.CaptureFixture[str], arguments: list[str], told: str):
+    summary("--requests", "100", "--cost", "llama-3-8b-trn1", *arguments)
+    assert capsys.readouterr() == ("", f"extrapolated: {told} (llama-3-8b-trn1 ends there)\n")
+
+
+@pytest.mark.parametrize("scheduler", ["bucket", "mixed"])
+def test_nothing_is_told_within_the_points_of_a_profile(capsys: pytest.CaptureFixture[str], scheduler: str):
+    limits = ("--max-num-seqs", "8", "--max-num-batched-tokens", "4096")
+    summary("--requests", "100", "--cost", "llama-3-8b-trn1", "--scheduler", scheduler, *limits)
+    assert capsys.readouterr() == ("", "")
+
+
 # Without rich, interrupted, unread
 
 

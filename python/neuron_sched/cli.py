@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from neuron_sched import NeuronConfig, __version__
 from neuron_sched.atomic import write_atomically
 from neuron_sched.options import OPTIONS, add_options, config_of, given
-from neuron_sched.simulate import cost_of, profiles, replay
+from neuron_sched.simulate import TableCost, cost_of, profiles, replay
 from neuron_sched.trace import TraceRequest, encode_trace, read_trace, synthetic
 
 EXIT_USAGE = 2
@@ -157,6 +157,8 @@ def _replay(arguments: argparse.Namespace) -> int:
             result = replay(workload, config=config, cost=cost, scheduler=arguments.scheduler, progress=progress)
         except ValueError as error:
             raise UsageError(_spelled(error, COST_FLAGS)) from error
+    if isinstance(cost, TableCost) and (beyond := _beyond(cost, result.summary, arguments.scheduler, config)):
+        _tell(f"extrapolated: {beyond} ({arguments.cost} ends there)")
     if trace_bytes is not None:
         _write(arguments.write_trace, trace_bytes)
     if arguments.json is not None:
@@ -179,6 +181,22 @@ def _spelled(error: Exception, flags: Mapping[str, str]) -> str:
     """The faults, one a line, with each field that begins one spelled as its option."""
     lines = (line.partition(": ") for line in str(error).splitlines())
     return "\n".join(f"{flags.get(field, field)}{colon}{rest}" for field, colon, rest in lines)
+
+
+def _beyond(cost: TableCost, summary: Mapping[str, Any], scheduler: str, config: NeuronConfig) -> str:
+    """The step times that no measured point bounds, in words; empty when there are none.
+
+    Looks at the padded sizes of the run; where nothing is padded, at the largest ones that a step may have.
+    """
+    padding = summary["padding"]
+    largest = {kind: max(map(int, padding[kind]), default=0) for kind in ("prefill", "decode")}
+    if scheduler == "mixed":
+        largest = {"prefill": config.max_num_batched_tokens, "decode": config.max_num_seqs}
+    last = {"prefill": max(cost.prefill), "decode": max(cost.decode)}
+    units = {"prefill": "token", "decode": "row"}
+    return ", ".join(
+        f"{kind} times beyond {_plural(last[kind], unit)}" for kind, unit in units.items() if largest[kind] > last[kind]
+    )
 
 
 def _workload(arguments: argparse.Namespace) -> list[TraceRequest]:
