@@ -10,20 +10,30 @@ use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use crate::value::{shown, whole};
 
 /// A request for `BucketScheduler`; an immutable value.
+///
+/// `prompt` is a length in tokens, or the token ids themselves: those are needed to share KV blocks by content. At
+/// most `max_tokens` tokens are emitted, capped at `max(1, max_model_len - prompt)`; an id of `stop_token_ids` ends
+/// the request earlier.
 #[pyclass(frozen, module = "neuron_sched")]
 pub(crate) struct Request {
+    /// The name; no two live requests of a scheduler have the same.
     #[pyo3(get)]
     id: Py<PyString>,
     prompt: Prompt,
+    /// Most tokens that it may emit, as given.
     #[pyo3(get)]
     max_tokens: u32,
+    /// Lower numbers first, under policy `"priority"`.
     #[pyo3(get)]
     priority: i64,
     stop_token_ids: Box<[u32]>,
+    /// For sampling in the engine; -1, the default, is off.
     #[pyo3(get)]
     top_k: i64,
+    /// For sampling in the engine, above 0 and at most 1, the default.
     #[pyo3(get)]
     top_p: f64,
+    /// For sampling in the engine; 0, the default, is greedy.
     #[pyo3(get)]
     temperature: f64,
 }
@@ -87,7 +97,7 @@ impl Request {
         })
     }
 
-    /// The length, or the token ids.
+    /// The length in tokens, or a new list of the token ids.
     #[getter]
     fn prompt<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match &self.prompt {
@@ -96,6 +106,7 @@ impl Request {
         }
     }
 
+    /// Token ids that end the request when it emits one.
     #[getter]
     fn stop_token_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.stop_token_ids.iter())
@@ -178,15 +189,22 @@ impl Read<'_> {
     }
 }
 
-/// How a request stood when it was asked for.
+/// How a request stood when `BucketScheduler.request` was called: counts are those of the last completed step.
 #[pyclass(frozen, get_all, module = "neuron_sched")]
 pub(crate) struct RequestState {
+    /// The name of the request.
     id: Py<PyString>,
+    /// `"waiting"`, `"prefill"`, `"decode"`, `"finished"` or `"cancelled"`.
     status: &'static str,
+    /// Why it finished; None while it lives, and when it was cancelled.
     finish_reason: Option<&'static str>,
+    /// Length of the prompt.
     num_prompt_tokens: usize,
+    /// Tokens whose KV entries are computed.
     num_computed_tokens: u32,
+    /// What it emitted; None for a token that `complete` was not told.
     output_token_ids: Vec<Option<u32>>,
+    /// The KV blocks that it holds, in order of position.
     block_ids: Vec<u32>,
 }
 

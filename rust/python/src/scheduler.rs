@@ -51,13 +51,18 @@ impl Named {
     }
 }
 
-/// Why the head of the queue waits.
+/// Why the head of the queue waits, and the numbers behind it in KV blocks.
 #[pyclass(frozen, get_all, module = "neuron_sched")]
 pub(crate) struct Explanation {
+    /// The request at the head.
     id: Py<PyString>,
+    /// Stable name of what it waits for; `"ready"`: nothing, the next `schedule()` takes it.
     reason: &'static str,
+    /// What it needs at worst.
     needed: u32,
+    /// What the running requests have reserved.
     reserved: u32,
+    /// The whole cache.
     usable: u32,
 }
 
@@ -70,12 +75,15 @@ impl Explanation {
     }
 }
 
-/// The exclusive scheduler: a step is all prefill or all decode.
+/// Continuous batching where a step is all prefill or all decode, padded to a compiled size.
+///
+/// May be used from several threads.
 #[pyclass(frozen, weakref, module = "neuron_sched")]
 pub(crate) struct BucketScheduler {
     named: Guarded<Named>,
     /// The batch of the last step, used again while the rows stay the same.
     batch: Mutex<Option<Arc<Batch>>>,
+    /// The configuration that it was made with.
     #[pyo3(get)]
     config: Py<NeuronConfig>,
 }
@@ -104,6 +112,10 @@ impl BucketScheduler {
         Self { named, batch: Mutex::new(None), config: config.unbind() }
     }
 
+    /// Queues a request.
+    ///
+    /// `ValueError`, and nothing is changed, when its id is live, its prompt is longer than `max_model_len`, or its
+    /// worst case is larger than the whole KV cache.
     fn add(&self, py: Python<'_>, request: &Bound<'_, Request>) -> PyResult<()> {
         let (id, request) = request.get().parts(py);
         let name = id.bind(py).to_str()?.to_owned();
@@ -122,6 +134,11 @@ impl BucketScheduler {
         })?
     }
 
+    /// Plans the next step: admits and allocates at once, changes nothing else.
+    ///
+    /// A step that was not completed may be planned again; the older one is then void. `throttle_prefills` holds
+    /// prefills back while something decodes. `ahead` plans one step beyond the pending one, assuming that each of
+    /// its emitting rows emits; `ValueError` when one is planned ahead already.
     #[pyo3(signature = (throttle_prefills=false, *, ahead=false))]
     fn schedule(slf: &Bound<'_, Self>, throttle_prefills: bool, ahead: bool) -> PyResult<Step> {
         let (py, this) = (slf.py(), slf.get());
@@ -148,6 +165,10 @@ impl BucketScheduler {
         Ok(Step { scheduler: slf.clone().unbind(), planned: step, batch, finished })
     }
 
+    /// Takes the result of the step that is due, and moves all counts on.
+    ///
+    /// `tokens` has one entry a scheduled request: the token id, or None for a row that emits nothing. It may be
+    /// left out for prompts given as lengths.
     #[pyo3(signature = (step, tokens=None))]
     fn complete(
         slf: &Bound<'_, Self>,
@@ -170,11 +191,13 @@ impl BucketScheduler {
         Ok(Outcomes { completion, batch: Arc::clone(&step.batch) })
     }
 
+    /// Ends a request at once and frees its KV blocks; False when no live request has the id.
     fn cancel(&self, id: &Bound<'_, PyString>) -> PyResult<bool> {
         let name = id.to_str()?;
         self.named.with(|named| named.rows.get(name).copied().is_some_and(|row| named.core.cancel(row)))
     }
 
+    /// A snapshot of a request; `KeyError` once its end was delivered by a completed step.
     fn request(&self, id: &Bound<'_, PyString>) -> PyResult<RequestState> {
         let (py, name) = (id.py(), id.to_str()?);
         let state = self.named.with(|named| {
@@ -184,6 +207,7 @@ impl BucketScheduler {
         state.ok_or_else(|| PyKeyError::new_err(id.clone().unbind()))
     }
 
+    /// Why the head of the queue waits, before the next `schedule()`; None when nothing waits.
     fn explain(&self, py: Python<'_>) -> PyResult<Option<Explanation>> {
         self.named.with(|named| {
             named.core.explain().map(|explanation| Explanation {
@@ -196,30 +220,36 @@ impl BucketScheduler {
         })
     }
 
+    /// Verifies the conservation laws; `RuntimeError` tells of a fault of the scheduler itself.
     fn check(&self) -> PyResult<()> {
         self.read(ExclusiveScheduler::check)?.map_err(|error| to_py(&error))
     }
 
+    /// Idle when nothing waits and nothing runs, else what the last completed step did.
     #[getter]
     fn state(&self) -> PyResult<&'static str> {
         self.read(|core| core.state().name())
     }
 
+    /// Requests in the queue.
     #[getter]
     fn num_waiting(&self) -> PyResult<usize> {
         self.read(ExclusiveScheduler::num_waiting)
     }
 
+    /// Requests that hold a slot.
     #[getter]
     fn num_running(&self) -> PyResult<usize> {
         self.read(ExclusiveScheduler::num_running)
     }
 
+    /// KV blocks that are free, or cached but used by nobody.
     #[getter]
     fn free_blocks(&self) -> PyResult<u32> {
         self.read(ExclusiveScheduler::free_blocks)
     }
 
+    /// KV blocks that running requests may need at worst.
     #[getter]
     fn reserved_blocks(&self) -> PyResult<u32> {
         self.read(ExclusiveScheduler::reserved_blocks)

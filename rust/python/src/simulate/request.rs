@@ -16,7 +16,7 @@ use crate::value::shown;
 /// The largest hash id: a token is known by its id times [`SEGMENT_TOKENS`] plus its place.
 const HASH_ID_MAX: u64 = (1 << 53) - 1;
 
-/// A request of a workload.
+/// One request of a workload; an immutable value.
 #[pyclass(frozen, module = "neuron_sched.trace")]
 pub(crate) struct TraceRequest {
     id: Py<PyString>,
@@ -82,37 +82,44 @@ impl TraceRequest {
         read().ok_or_else(|| to_py(&Error::Invalid(reader.faults)))
     }
 
+    /// The name.
     #[getter(id)]
     fn py_id(&self, py: Python<'_>) -> Py<PyString> {
         self.id.clone_ref(py)
     }
 
+    /// The arrival in seconds, the float nearest to `arrival_ns`.
     #[getter]
     #[allow(clippy::cast_precision_loss, reason = "arrival_ns is the exact one")]
     fn arrival_s(&self) -> f64 {
         self.arrival_ns as f64 / 1e9
     }
 
+    /// The arrival in whole nanoseconds.
     #[getter]
     fn arrival_ns(&self) -> u64 {
         self.arrival_ns
     }
 
+    /// Length of the prompt.
     #[getter]
     fn prompt_tokens(&self) -> u32 {
         self.prompt_tokens
     }
 
+    /// Number of outputs.
     #[getter]
     fn output_tokens(&self) -> u32 {
         self.output_tokens
     }
 
+    /// For the policy of that name: the lower number first. 0 unless given.
     #[getter]
     fn priority(&self) -> i64 {
         self.priority
     }
 
+    /// What the prompt consists of, an id for each 512 tokens; None when that was not told.
     #[getter]
     fn hash_ids<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         self.hash_ids.as_ref().map(|ids| PyTuple::new(py, ids.iter())).transpose()
