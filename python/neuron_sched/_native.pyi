@@ -547,7 +547,7 @@ class BucketScheduler:
         its emitting rows emits; ValueError when one is planned ahead already.
         """
 
-    def complete(self, step: Step, tokens: Iterable[int | None] | None = None) -> Outcomes:
+    def complete(self, step: Step, tokens: Sequence[int | None] | None = None) -> Outcomes:
         """Takes the result of the step that is due, and moves all counts on.
 
         `tokens` has one entry a scheduled request: the token id, or None for a row that emits nothing. It may be left
