@@ -5,9 +5,12 @@ use neuron_sched_core::exclusive::{NewRequest, RequestView, Status};
 use neuron_sched_core::request::{Prompt, UNKNOWN_TOKEN};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyFloat, PyInt, PyList, PyString, PyTuple};
 
-use crate::value::{shown, whole};
+use crate::value::{sequence_len, shown, whole};
+
+/// Most ids of one prompt: more than any model takes, and a quarter of a gigabyte.
+const IDS_MAX: usize = 1 << 26;
 
 /// A request for `BucketScheduler`; an immutable value.
 ///
@@ -168,24 +171,25 @@ impl Read<'_> {
     }
 
     fn ids(&self, field: &str, value: &Bound<'_, PyAny>, expected: &str) -> PyResult<Box<[u32]>> {
-        let type_error = || self.type_error(field, value, expected);
-        // What has a length and items that are no ids, and what may never end.
-        let other =
-            value.is_instance_of::<PyString>() || value.is_instance_of::<PyBytes>() || value.is_instance_of::<PyDict>();
-        if other || value.len().is_err() {
-            return Err(type_error());
+        let count = sequence_len(value).ok_or_else(|| self.type_error(field, value, expected))?;
+        if count > IDS_MAX {
+            return Err(self.value_error(field, &format!("{count} ids"), &format!("at most {IDS_MAX}")));
         }
-        let read = |(at, item): (usize, PyResult<Bound<'_, PyAny>>)| {
+        let mut ids = Vec::with_capacity(count);
+        // No further than its length, whatever its iterator would go on to give.
+        for (at, item) in value.try_iter()?.enumerate().take(count) {
             let item = item?;
-            match item.extract::<u32>() {
-                Ok(id) if id <= TOKENS_MAX && item.is_exact_instance_of::<PyInt>() => Ok(id),
+            let plain = item.is_exact_instance_of::<PyInt>();
+            let id = match item.extract::<u32>() {
+                Ok(id) if plain && id <= TOKENS_MAX => id,
                 _ => {
                     let id = self.count(&format!("{field}[{at}]"), &item, 0..=TOKENS_MAX.into())?;
-                    Ok(u32::try_from(id).expect("in range"))
+                    u32::try_from(id).expect("in range")
                 }
-            }
-        };
-        value.try_iter().map_err(|_| type_error())?.enumerate().map(read).collect()
+            };
+            ids.push(id);
+        }
+        Ok(ids.into())
     }
 }
 

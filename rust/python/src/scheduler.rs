@@ -3,19 +3,20 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use neuron_sched_core::config::TOKENS_MAX;
 use neuron_sched_core::exclusive::{Completion, ExclusiveScheduler, Options, Tokens};
 use neuron_sched_core::request::Row;
 use neuron_sched_core::step::Step as CoreStep;
 use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyString};
+use pyo3::types::{PyInt, PyString};
 
 use crate::config::NeuronConfig;
 use crate::error::{of_request, to_py};
 use crate::guard::Guarded;
 use crate::request::{Request, RequestState};
 use crate::step::{Batch, Outcomes, Step};
-use crate::value::{shown, whole};
+use crate::value::{sequence_len, shown, whole};
 
 /// The core and the names of its rows. Nothing that could run Python code is done while it is locked, and
 /// making a Python container could: it may start the garbage collector.
@@ -179,7 +180,7 @@ impl BucketScheduler {
         if !step.scheduler.is(slf) {
             return Err(PyValueError::new_err("step: planned by another scheduler"));
         }
-        let tokens = tokens.map(read_tokens).transpose()?;
+        let tokens = tokens.map(|tokens| read_tokens(tokens, step.planned.rows().len())).transpose()?;
         let tokens = tokens.as_deref().map_or(Tokens::LeftOut, Tokens::Given);
         let mut gone = Vec::new();
         let completion = slf.get().named.with(|named| -> PyResult<Arc<Completion>> {
@@ -262,23 +263,30 @@ impl BucketScheduler {
     }
 }
 
-/// The tokens of a step: one entry a row, an id or None.
-fn read_tokens(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<Option<u32>>> {
+/// The tokens of a step of `rows` rows: one entry a row, an id or None. An entry too many is read, so that
+/// it is refused, but no more.
+fn read_tokens(tokens: &Bound<'_, PyAny>, rows: usize) -> PyResult<Vec<Option<u32>>> {
     let fault = |at: usize, token: &Bound<'_, PyAny>| {
-        format!("tokens[{at}]: {}: expected a token id from 0 to {}, or None", shown(token), i32::MAX)
+        format!("tokens[{at}]: {}: expected a token id from 0 to {TOKENS_MAX}, or None", shown(token))
     };
-    let read = |at: usize, token: &Bound<'_, PyAny>| {
-        if token.is_none() {
-            return Ok(None);
-        }
-        let number = whole(token).ok_or_else(|| PyTypeError::new_err(fault(at, token)))?;
-        number.extract().map(Some).map_err(|_| PyValueError::new_err(fault(at, token)))
-    };
-    if tokens.is_instance_of::<PyString>() || tokens.is_instance_of::<PyBytes>() {
-        return Err(PyTypeError::new_err(format!("tokens: {}: expected a sequence of token ids", shown(tokens))));
+    if sequence_len(tokens).is_none() {
+        let expected = "a sequence with one entry a row, or None";
+        return Err(PyTypeError::new_err(format!("tokens: {}: expected {expected}", shown(tokens))));
     }
-    let items = tokens.try_iter().map_err(|_| {
-        PyTypeError::new_err(format!("tokens: {}: expected a sequence with one entry a row, or None", shown(tokens)))
-    })?;
-    items.enumerate().map(|(at, token)| read(at, &token?)).collect()
+    let mut read = Vec::with_capacity(rows);
+    for (at, token) in tokens.try_iter()?.enumerate().take(rows + 1) {
+        let token = token?;
+        if token.is_none() {
+            read.push(None);
+            continue;
+        }
+        let plain = token.is_exact_instance_of::<PyInt>().then(|| token.extract::<u32>());
+        if let Some(Ok(id)) = plain {
+            read.push(Some(id));
+            continue;
+        }
+        let number = whole(&token).ok_or_else(|| PyTypeError::new_err(fault(at, &token)))?;
+        read.push(Some(number.extract().map_err(|_| PyValueError::new_err(fault(at, &token)))?));
+    }
+    Ok(read)
 }

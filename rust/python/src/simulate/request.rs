@@ -11,10 +11,13 @@ use pyo3::types::{PyString, PyTuple};
 
 use super::number::{units, within};
 use crate::error::to_py;
-use crate::value::shown;
+use crate::value::{sequence_len, shown};
 
 /// The largest hash id: a token is known by its id times [`SEGMENT_TOKENS`] plus its place.
 const HASH_ID_MAX: u64 = (1 << 53) - 1;
+
+/// Most hash ids of one request: a prompt of 2^31 tokens has no more.
+const HASH_IDS_MAX: usize = 1 << 22;
 
 /// One request of a workload; an immutable value.
 #[pyclass(frozen, module = "neuron_sched.trace")]
@@ -168,12 +171,14 @@ impl Reader {
 /// One id for each 512 prompt tokens, the last ones too; more than that are kept but stand for nothing.
 fn segments(ids: &Bound<'_, PyAny>, prompt_tokens: u32) -> Result<Box<[u64]>, Fault> {
     let fault = |expected: String| Fault::new("hash_ids", shown(ids), expected);
-    let items = if ids.is_instance_of::<PyString>() { None } else { ids.try_iter().ok() };
-    let Some(items) = items else { return Err(fault("a list of whole numbers".into())) };
-    let mut read = Vec::new();
-    for item in items {
-        let item = item.map_err(|_| fault("a list of whole numbers".into()))?;
-        read.push(within("hash_ids", &item, (0, HASH_ID_MAX))?);
+    let list = || fault("a list of whole numbers".into());
+    let count = sequence_len(ids).ok_or_else(list)?;
+    if count > HASH_IDS_MAX {
+        return Err(fault(format!("at most {HASH_IDS_MAX} ids")));
+    }
+    let mut read = Vec::with_capacity(count);
+    for item in ids.try_iter().map_err(|_| list())?.take(count) {
+        read.push(within("hash_ids", &item.map_err(|_| list())?, (0, HASH_ID_MAX))?);
     }
     let needed = prompt_tokens.div_ceil(SEGMENT_TOKENS) as usize;
     if read.len() < needed {
