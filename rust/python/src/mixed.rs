@@ -198,6 +198,12 @@ impl Scheduler {
         self.core.with(|core| core.check())?.map_err(|error| to_py(&error))
     }
 
+    fn __repr__(&self) -> PyResult<String> {
+        let (waiting, running, reserved) =
+            self.core.with(|core| (core.num_waiting(), core.num_running(), core.reserved()))?;
+        Ok(format!("<Scheduler: {waiting} waiting, {running} running, {reserved} tokens reserved>"))
+    }
+
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.live)?;
         self.roster.try_with(|roster| roster.traverse(&visit)).unwrap_or(Ok(()))
