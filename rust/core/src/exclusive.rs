@@ -112,7 +112,7 @@ impl ExclusiveScheduler {
             requests: Rows::default(),
             runs: Vec::new(),
             vacant: Vec::new(),
-            lanes: Lanes::default(),
+            lanes: Lanes::new(),
             wheel: Wheel::new(config.block_size),
             pending: VecDeque::with_capacity(2),
             ended: Vec::new(),
