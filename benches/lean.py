@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 
 class LeanRequest:
-    __slots__ = ("arrival", "blocks", "capacity", "computed", "end", "id", "last", "need", "prompt")
+    __slots__ = ("arrival", "blocks", "capacity", "computed", "end", "id", "last", "need", "outputs", "prompt")
 
     def __init__(self, id, prompt, max_tokens, arrival=0):
         self.id, self.prompt, self.arrival = id, prompt, arrival
         self.end = prompt + max_tokens - 1  # tokens computed when the last output is emitted
         self.computed = self.capacity = 0
+        self.outputs = []
 
 
 class LeanStep(NamedTuple):
@@ -82,25 +83,28 @@ class LeanScheduler:
         padded = self.seqs_buckets[bisect_left(self.seqs_buckets, len(rows))]
         return LeanStep("decode", rows, scheduled, scheduled, padded, self.finished_ids)
 
-    def complete(self, step):
+    def complete(self, step, tokens=None):
         self.finished_ids = finished_ids = []
         outcomes = []
+        if tokens is None:
+            tokens = [None] * len(step.rows)
         if step.kind == "prefill":
             (request,) = step.rows
             request.computed += step.num_scheduled_tokens[request.id]
             if request.computed < request.prompt:
                 return outcomes
             self.prefilling = None
-        for request in step.rows:
+        for request, token in zip(step.rows, tokens, strict=True):
             if step.kind == "decode":
                 request.computed += 1
+            request.outputs.append(token)
             if request.computed == request.end:
-                outcomes.append(LeanOutcome(request.id, None, "length"))
+                outcomes.append(LeanOutcome(request.id, token, "length"))
                 finished_ids.append(request.id)
                 self.reserved -= request.need
                 self.free += reversed(request.blocks)
             else:
-                outcomes.append(LeanOutcome(request.id, None, None))
+                outcomes.append(LeanOutcome(request.id, token, None))
         if finished_ids:
             self.running = [request for request in self.running if request.computed < request.end]
         return outcomes

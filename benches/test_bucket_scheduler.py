@@ -69,6 +69,21 @@ def test_steady_decode_of_1024_with_every_output_read(ratio):
     ratio(lambda: read_everything(lean), lambda: read_everything(ours), at_least=5)
 
 
+def test_steady_decode_of_1024_with_token_ids(ratio):
+    """As an engine runs: the ids that the device sampled are handed in, kept, and read back."""
+    lean, ours = decoding(LeanScheduler, 1024), decoding(BucketScheduler, 1024)
+    tokens = list(range(1024))
+
+    def run(scheduler):
+        step = scheduler.schedule()
+        seen = step.kind, step.num_scheduled_tokens
+        return seen, [(outcome.id, outcome.token) for outcome in scheduler.complete(step, tokens)]
+
+    for _ in range(100):
+        assert run(ours) == run(lean)
+    ratio(lambda: run(lean), lambda: run(ours), rounds=21)
+
+
 @pytest.mark.parametrize("running", [256, 1024])
 def test_x03_cost_does_not_depend_on_the_number_waiting(ratio, running):
     many, few = (decoding(BucketScheduler, running, waiting) for waiting in (100_000, 10_000))
@@ -102,8 +117,7 @@ def test_a_million_adds_and_their_drain_cost_ten_times_a_hundred_thousand(ratio)
 
 
 WAITING = """
-import subprocess
-import sys
+import resource
 from pathlib import Path
 from neuron_sched import BucketScheduler, NeuronConfig, Request
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import math
 import random
 import threading
@@ -10,6 +11,7 @@ import pytest
 
 from bucket_setup import NATIVE, add, advance, make, steps_until_done
 from neuron_sched import BucketScheduler, NeuronConfig, Request
+from neuron_sched.trace import TraceRequest
 
 CONFIG = {"max_num_seqs": 2, "max_num_batched_tokens": 64, "max_model_len": 256, "block_size": 16, "num_blocks": 20}
 
@@ -204,15 +206,16 @@ def test_x01_tokens_that_call_back():
     add(NATIVE, s, a=([1, 2], 3), b=([1, 2], 3))
     step = s.schedule()
 
-    def tokens():
-        s.cancel("b")
-        s.check()
-        assert s.num_running == 1
-        s.complete(step, [7])
-        yield 8
+    class Tokens(list):
+        def __iter__(self):
+            s.cancel("b")
+            s.check()
+            assert s.num_running == 1
+            s.complete(step, [7])
+            yield 8
 
     with pytest.raises(ValueError, match="step"):
-        s.complete(step, tokens())
+        s.complete(step, Tokens([8]))
     assert list(s.request("a").output_token_ids) == [7]
     s.check()
 
@@ -319,3 +322,36 @@ def test_x01_many_adds():
     s.check()
     advance(s)
     still_right(s)
+
+
+class Endless:
+    """Says that it has one item, and never stops giving more."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, at):
+        raise AssertionError("read by position")
+
+    def __iter__(self):
+        return itertools.repeat(7)
+
+
+def test_x01_nothing_is_read_without_end():
+    s = BucketScheduler(NeuronConfig(**CONFIG))
+    s.add(Request("a", [1, 2, 3], 9))
+    step = s.schedule()
+    for tokens, error in [(itertools.repeat(1), TypeError), (range(10**12), ValueError), (Endless(), ValueError)]:
+        with pytest.raises(error, match="tokens"):
+            s.complete(step, tokens)
+    assert s.complete(step, [5])[0].token == 5
+    for field, fields in {"prompt": (range(10**12), 1), "stop_token_ids": (1, 1)}.items():
+        stop = range(10**12) if field == "stop_token_ids" else ()
+        with pytest.raises(ValueError, match=f"'x': {field}: 1000000000000 ids: expected at most"):
+            Request("x", *fields, stop_token_ids=stop)
+    assert Request("x", Endless(), 1).prompt == [7]
+    with pytest.raises(ValueError, match="hash_ids"):
+        TraceRequest("a", 0, 10, 1, hash_ids=range(10**12))
+    for no_sequence in [{1, 2}, {1: 2}, b"12", bytearray(b"12"), iter([1])]:
+        with pytest.raises(TypeError, match="prompt"):
+            Request("x", no_sequence, 1)

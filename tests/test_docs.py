@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,49 @@ def test_make_commands_are_targets():
     used = {word for command in calls for word in command.split()[1:] if re.fullmatch("[a-z-]+", word)}
     assert used, "no page names a make command"
     assert used <= targets
+
+
+def described(node: ast.ClassDef | ast.Module, owner: object) -> Iterator[tuple[str, str, str]]:
+    """Name, stub docstring and docstring at run time of each public name in the class or module, each on one line."""
+    for item in node.body:
+        if isinstance(item, (ast.ClassDef, ast.FunctionDef)) and not item.name.startswith("_"):
+            if any(ast.unparse(decorator) == "type_check_only" for decorator in item.decorator_list):
+                continue
+            live = getattr(owner, item.name)
+            texts = (ast.get_docstring(item) or "", live.__doc__ or "")
+            # Names of exceptions are marked in Rust only.
+            stub, built = (" ".join(text.replace("`", "").split()) for text in texts)
+            yield getattr(live, "__qualname__", item.name), stub, built
+            if isinstance(item, ast.ClassDef):
+                yield from described(item, live)
+
+
+def test_help_says_what_the_stub_says():
+    """`help()` reads the built module, an editor the stub: the first begins the second."""
+    stub = ast.parse((ROOT / "python/neuron_sched/_native.pyi").read_text())
+    found = list(described(stub, neuron_sched._native))
+    assert {"BucketScheduler.schedule", "Scheduler", "fit"} & {name for name, _, _ in found}
+    wrong = [entry for entry in found if not entry[2] or not entry[1].startswith(entry[2])]
+    assert wrong == []
+
+
+def test_every_public_name_has_a_docstring():
+    public = [getattr(neuron_sched, name) for name in neuron_sched.__all__ if not name.startswith("__")]
+    members = [
+        (owner, name, member)
+        for owner in public
+        if isinstance(owner, type)
+        for name, member in vars(owner).items()
+        if not name.startswith("_")
+    ]
+    assert members
+    assert [owner.__name__ for owner in public if not owner.__doc__] == []
+    assert [f"{owner.__name__}.{name}" for owner, name, member in members if not member.__doc__] == []
+
+
+def test_every_field_of_the_configuration_has_a_section():
+    config = neuron_sched.NeuronConfig(
+        max_num_seqs=1, max_num_batched_tokens=1, max_model_len=1, block_size=1, num_blocks=1
+    )
+    sections = re.findall(r"^### (\w+)$", (ROOT / "docs/configuration.md").read_text(), re.MULTILINE)
+    assert sorted(sections) == sorted(config.as_dict())

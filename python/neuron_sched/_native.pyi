@@ -1,6 +1,6 @@
 """Native half of `neuron_sched`. Use the names that the package exports."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Literal, SupportsIndex, TypedDict, final, overload, type_check_only
 
@@ -33,7 +33,7 @@ class Buckets:
     ValueError: count: 513: expected at most the last bucket, 512
     """
 
-    def __new__(cls, sizes: Sequence[int]) -> Buckets:
+    def __new__(cls, sizes: list[int] | tuple[int, ...]) -> Buckets:
         """`sizes`: a list or tuple of positive whole numbers, strictly ascending, at least one; else ValueError."""
 
     def fit(self, count: int) -> int:
@@ -72,16 +72,16 @@ class NeuronConfig:
         max_model_len: int,
         block_size: int,
         num_blocks: int,
-        num_batched_tokens_buckets: Sequence[int] | None = None,
-        num_seqs_buckets: Sequence[int] | None = None,
-        decode_context_length_buckets: Sequence[int] | None = None,
-        kv_segment_size_buckets: Sequence[int] | None = None,
+        num_batched_tokens_buckets: list[int] | tuple[int, ...] | None = None,
+        num_seqs_buckets: list[int] | tuple[int, ...] | None = None,
+        decode_context_length_buckets: list[int] | tuple[int, ...] | None = None,
+        kv_segment_size_buckets: list[int] | tuple[int, ...] | None = None,
         max_prefills_per_batch: int | None = None,
         kv_admission: Literal["reserve", "max_model_len"] | None = None,
         max_consecutive_prefill_steps: int | None = None,
         min_decode_steps: int | None = None,
         chunking: Literal["fixed", "bucket"] | None = None,
-        prefill_cost: Mapping[int, float] | None = None,
+        prefill_cost: dict[int, float] | None = None,
         long_prefill_token_threshold: int | None = None,
         prefix_caching: bool | None = None,
         policy: Literal["fcfs", "priority"] | None = None,
@@ -110,7 +110,7 @@ class NeuronConfig:
 
     @property
     def num_batched_tokens_buckets(self) -> list[int]:
-        """Compiled prefill sizes in tokens, ascending; the last is min(max_num_batched_tokens, max_model_len).
+        """Compiled prefill sizes in tokens, ascending; the last is `min(max_num_batched_tokens, max_model_len)`.
 
         Default: doubling from 128 while below the last, then the last.
         """
@@ -121,7 +121,10 @@ class NeuronConfig:
 
     @property
     def decode_context_length_buckets(self) -> list[int]:
-        """Compiled decode context lengths in tokens, completed with `max_model_len`. Default: that alone."""
+        """Compiled decode context lengths in tokens, completed with `max_model_len`. Default: that alone.
+
+        Checked and kept; no decision depends on them yet.
+        """
 
     @property
     def kv_segment_size_buckets(self) -> list[int] | None:
@@ -344,48 +347,67 @@ class Request:
     def __new__(
         cls,
         id: str,
-        prompt: int | Iterable[int],
+        prompt: int | Sequence[int],
         max_tokens: int,
         *,
         priority: int = 0,
-        stop_token_ids: Iterable[int] = (),
+        stop_token_ids: Sequence[int] = (),
         top_k: int = -1,
         top_p: float = 1.0,
         temperature: float = 0.0,
     ) -> Request: ...
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """The name; no two live requests of a scheduler have the same."""
+
     @property
-    def prompt(self) -> int | list[int]: ...
+    def prompt(self) -> int | list[int]:
+        """The length in tokens, or a new list of the token ids."""
+
     @property
-    def max_tokens(self) -> int: ...
+    def max_tokens(self) -> int:
+        """Most tokens that it may emit, as given."""
+
     @property
     def priority(self) -> int:
         """Lower numbers first, under policy `"priority"`."""
 
     @property
-    def stop_token_ids(self) -> tuple[int, ...]: ...
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Token ids that end the request when it emits one."""
+
     @property
-    def top_k(self) -> int: ...
+    def top_k(self) -> int:
+        """For sampling in the engine; -1, the default, is off."""
+
     @property
-    def top_p(self) -> float: ...
+    def top_p(self) -> float:
+        """For sampling in the engine, above 0 and at most 1, the default."""
+
     @property
-    def temperature(self) -> float: ...
+    def temperature(self) -> float:
+        """For sampling in the engine; 0, the default, is greedy."""
 
 @final
 class RequestState:
     """How a request stood when `BucketScheduler.request` was called: counts are those of the last completed step."""
 
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """The name of the request."""
+
     @property
-    def status(self) -> Literal["waiting", "prefill", "decode", "finished", "cancelled"]: ...
+    def status(self) -> Literal["waiting", "prefill", "decode", "finished", "cancelled"]:
+        """`"waiting"`, `"prefill"`, `"decode"`, `"finished"` or `"cancelled"`."""
+
     @property
     def finish_reason(self) -> Literal["length", "stop"] | None:
         """Why it finished; None while it lives, and when it was cancelled."""
 
     @property
-    def num_prompt_tokens(self) -> int: ...
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt."""
+
     @property
     def num_computed_tokens(self) -> int:
         """Tokens whose KV entries are computed."""
@@ -407,7 +429,9 @@ class Step:
     """
 
     @property
-    def kind(self) -> Literal["prefill", "decode", "idle"]: ...
+    def kind(self) -> Literal["prefill", "decode", "idle"]:
+        """`"prefill"`, `"decode"`, or `"idle"` when nobody runs."""
+
     @property
     def num_scheduled_tokens(self) -> dict[str, int]:
         """Real tokens by request id, in batch order; a new dict each time."""
@@ -435,7 +459,8 @@ class Step:
     def finished_ids(self) -> list[str]:
         """Requests that ended since the last completed step, cancelled ones too.
 
-        Repeated until a step that carries them is completed, so that a worker never misses one.
+        Repeated until a step that carries them is completed, so that a worker never misses one. A worker handles the
+        ended ids of a step before its new requests, since an id may be used again once its request ended.
         """
 
     def block_ids(self, id: str) -> list[int]:
@@ -449,7 +474,9 @@ class Outcome:
     """One token that a step emitted."""
 
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """The request that emitted it."""
+
     @property
     def token(self) -> int | None:
         """The token id; None where `complete` was not told."""
@@ -547,7 +574,7 @@ class BucketScheduler:
         its emitting rows emits; ValueError when one is planned ahead already.
         """
 
-    def complete(self, step: Step, tokens: Iterable[int | None] | None = None) -> Outcomes:
+    def complete(self, step: Step, tokens: Sequence[int | None] | None = None) -> Outcomes:
         """Takes the result of the step that is due, and moves all counts on.
 
         `tokens` has one entry a scheduled request: the token id, or None for a row that emits nothing. It may be left
@@ -568,7 +595,9 @@ class BucketScheduler:
         """Verifies the conservation laws; RuntimeError tells of a fault of the scheduler itself."""
 
     @property
-    def config(self) -> NeuronConfig: ...
+    def config(self) -> NeuronConfig:
+        """The configuration that it was made with."""
+
     @property
     def state(self) -> Literal["idle", "prefill", "decode"]:
         """Idle when nothing waits and nothing runs, else what the last completed step did."""
@@ -605,7 +634,7 @@ class TraceRequest:
         output_tokens: int,
         *,
         priority: int = 0,
-        hash_ids: Iterable[int] | None = None,
+        hash_ids: Sequence[int] | None = None,
     ) -> TraceRequest:
         """`arrival_s` in seconds, at least 0, kept to the nanosecond (half up); only differences between requests
         matter. A float counts as the shortest decimal that stands for it. `hash_ids` tell the content of the prompt,
@@ -615,23 +644,33 @@ class TraceRequest:
         """
 
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """The name."""
+
     @property
-    def arrival_s(self) -> float: ...
+    def arrival_s(self) -> float:
+        """The arrival in seconds, the float nearest to `arrival_ns`."""
+
     @property
     def arrival_ns(self) -> int:
         """The arrival in whole nanoseconds."""
 
     @property
-    def prompt_tokens(self) -> int: ...
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+
     @property
-    def output_tokens(self) -> int: ...
+    def output_tokens(self) -> int:
+        """Number of outputs."""
+
     @property
     def priority(self) -> int:
         """For the policy of that name: the lower number first. 0 unless given."""
 
     @property
-    def hash_ids(self) -> tuple[int, ...] | None: ...
+    def hash_ids(self) -> tuple[int, ...] | None:
+        """What the prompt consists of, an id for each 512 tokens; None when that was not told."""
+
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -641,11 +680,15 @@ class Cost:
     """Step times of a device, in nanoseconds, from milliseconds rounded half up; see `neuron_sched.simulate`."""
 
     @staticmethod
-    def constant(prefill_ms: int | float | str | Decimal, decode_ms: int | float | str | Decimal) -> Cost: ...
+    def constant(prefill_ms: int | float | str | Decimal, decode_ms: int | float | str | Decimal) -> Cost:
+        """Every prefill step takes the one time, every decode step the other."""
+
     @staticmethod
     def table(
         prefill: Mapping[int, int | float | str | Decimal], decode: Mapping[int, int | float | str | Decimal]
-    ) -> Cost: ...
+    ) -> Cost:
+        """Times by padded size, with straight lines between the sizes."""
+
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
 
@@ -653,18 +696,23 @@ class Cost:
 class ReplayReport:
     """The result of a replay; `neuron_sched.simulate.Report` gives it a face."""
 
-    def summary(self) -> dict[str, Any]: ...
+    def summary(self) -> dict[str, Any]:
+        """All numbers of the run, as docs/replay.md lists them."""
+
     def __len__(self) -> int:
         """Number of requests."""
 
     def request(
         self, index: int
-    ) -> tuple[
-        str, Literal["completed", "rejected"], str | None, float, float | None, float | None, float | None, int
-    ]: ...
+    ) -> tuple[str, Literal["completed", "rejected"], str | None, float, float | None, float | None, float | None, int]:
+        """Id, status, reason, arrival, time to first token, end to end, mean gap (all in seconds), outputs."""
+
     @property
-    def num_steps(self) -> int | None: ...
-    def step(self, index: int) -> tuple[float, float, Literal["prefill", "decode"], dict[str, int], int]: ...
+    def num_steps(self) -> int | None:
+        """Number of recorded steps; None where they were not recorded."""
+
+    def step(self, index: int) -> tuple[float, float, Literal["prefill", "decode"], dict[str, int], int]:
+        """Start and end in seconds, kind, tokens by id, padded tokens."""
 
 def replay(
     requests: Sequence[TraceRequest],

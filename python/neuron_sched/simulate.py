@@ -206,7 +206,7 @@ def replay(
 
     `scheduler`: `"bucket"` is the exclusive scheduler; `"mixed"` the token-budget one, with
     `max_num_batched_tokens` as its budget, `max_num_seqs` slots and `num_blocks * block_size` KV tokens, and nothing
-    padded: `tokens` then counts every decoded token, also those in steps that count as prefills.
+    padded: a step with any prompt token then counts as a prefill, and its decodes are not in `tokens`.
     `progress(done, total)` is called now and then with counts of requests; what it raises ends the run, as
     KeyboardInterrupt does.
     Requests that can never run are refused, and reported with their reason. `record_steps` keeps every step for

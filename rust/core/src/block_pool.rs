@@ -135,11 +135,6 @@ impl BlockPool {
         self.refs.get(block as usize).copied().unwrap_or(0)
     }
 
-    /// Whether the content of `block` may be served again.
-    pub fn is_cached(&self, block: u32) -> bool {
-        self.cached.get(block as usize).copied().unwrap_or(false)
-    }
-
     /// Blocks that nobody references, cached ones included.
     pub fn free(&self) -> u32 {
         self.total - self.used + self.front_len() + self.back_len
@@ -217,7 +212,7 @@ mod tests {
         let (mut blocks, mut evicted) = (Vec::new(), Vec::new());
         pool.take(1, &mut blocks, |block| evicted.push(block));
         assert_eq!((blocks, evicted, pool.free()), (vec![1], vec![1], 0));
-        assert!(!pool.is_cached(1) && pool.is_cached(2));
+        assert_eq!(pool.cached[1..3], [false, true]);
     }
 
     #[test]

@@ -164,6 +164,9 @@ impl Config {
         let seqs_buckets = check
             .buckets("num_seqs_buckets", raw.num_seqs_buckets.as_deref(), max_num_seqs)
             .or_else(|| max_num_seqs.map(|n| Buckets::doubling(1, n)));
+        if let Some(last) = max_num_seqs {
+            check.tell_last("num_seqs_buckets", last);
+        }
         let context_buckets = check.context_buckets(raw.decode_context_length_buckets.as_deref(), max_model_len);
         let kv_admission = check.name(
             "kv_admission",
@@ -295,6 +298,7 @@ impl Check {
     /// parallelism only those that every rank can share evenly.
     fn token_buckets(&mut self, raw: &RawConfig, budget: Option<u32>, dcp: Option<(u32, u32)>) -> Option<Buckets> {
         let budget = budget?;
+        self.tell_last("num_batched_tokens_buckets", budget);
         let given = match (&raw.num_batched_tokens_buckets, &raw.kv_segment_size_buckets) {
             (Some(sizes), _) => Some(("num_batched_tokens_buckets", sizes)),
             (None, Some(sizes)) => Some(("kv_segment_size_buckets", sizes)),
@@ -322,6 +326,15 @@ impl Check {
             return None;
         }
         self.buckets(field, Some(&even), Some(budget))
+    }
+
+    /// Where `field` could not be read as a list, says what its last size would have to be.
+    fn tell_last(&mut self, field: &str, last: u32) {
+        for fault in self.faults.iter_mut().filter(|fault| fault.field == field) {
+            if !fault.expected.contains("end in") {
+                fault.expected = format!("{}, ascending, that end in {last}", fault.expected);
+            }
+        }
     }
 
     fn context_buckets(&mut self, sizes: Option<&[i64]>, max_model_len: Option<u32>) -> Option<Buckets> {
@@ -356,6 +369,9 @@ impl Check {
                     );
                 }
             }
+        }
+        if costs.len() < table?.len() {
+            return None;
         }
         costs.sort_unstable_by_key(|&(size, _)| size);
         let missing: Vec<u32> = buckets?

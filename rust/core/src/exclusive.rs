@@ -28,7 +28,7 @@ use crate::kv_cache::KvCache;
 use crate::ledger::{Candidate, Ledger, Wait, WorstCase};
 use crate::phase::{Decision, Kind, Phase};
 use crate::queue::Queue;
-use crate::request::{Row, Rows};
+use crate::request::{Row, Rows, outputs_max};
 use crate::step::Step;
 
 pub use completion::{Completion, Finish, Outcome, Tokens};
@@ -45,8 +45,8 @@ use wheel::Wheel;
 struct Pending {
     step: Arc<Step>,
     decision: Decision,
-    /// Rows of the step whose request ended since.
-    dropped: Vec<Row>,
+    /// Whether requests ended since: rows of the step may then be of no more concern.
+    disturbed: bool,
     /// The head that was left waiting, and why.
     left: Option<(Row, Wait)>,
     /// Decode steps certain to be equal, this one included.
@@ -112,7 +112,7 @@ impl ExclusiveScheduler {
             requests: Rows::default(),
             runs: Vec::new(),
             vacant: Vec::new(),
-            lanes: Lanes::default(),
+            lanes: Lanes::new(),
             wheel: Wheel::new(config.block_size),
             pending: VecDeque::with_capacity(2),
             ended: Vec::new(),
@@ -139,7 +139,7 @@ impl ExclusiveScheduler {
             return Err(Error::invalid("max_tokens", max_tokens, "a whole number from 1"));
         }
         let length = u32::try_from(length).expect("at most max_model_len");
-        let outputs_max = max_tokens.min((max_model_len - length).max(1));
+        let outputs_max = outputs_max(length, max_tokens, max_model_len);
         let need = self.worst_case.blocks(length, outputs_max);
         self.ledger.fits_ever(need)?;
         let place = Place::Running;
@@ -264,9 +264,7 @@ impl ExclusiveScheduler {
         self.kv.release(&run.blocks);
         for pending in &mut self.pending {
             pending.first = None;
-            if pending.step.rows.contains(&lane.row) {
-                pending.dropped.push(lane.row);
-            }
+            pending.disturbed = true;
         }
     }
 }

@@ -168,6 +168,12 @@ impl Prompt {
     }
 }
 
+/// Outputs of a request that asks for `max_tokens`: its sequence ends with the longest one, but it emits one
+/// token at least.
+pub fn outputs_max(prompt: u32, max_tokens: u32, max_model_len: u32) -> u32 {
+    max_tokens.min(max_model_len.saturating_sub(prompt).max(1))
+}
+
 /// Stands for an output token whose id was not told.
 pub const UNKNOWN_TOKEN: u32 = u32::MAX;
 

@@ -23,7 +23,7 @@ use std::ops::ControlFlow;
 use crate::config::Config;
 use crate::cost::Cost;
 use crate::error::Error;
-use crate::request::Prompt;
+use crate::request::{Prompt, outputs_max};
 
 pub use report::{Record, Refusal, Report, StepCounts, Summary, TokenCounts};
 pub use spread::Spread;
@@ -47,7 +47,7 @@ impl Arrival {
     /// Tokens that it generates when a sequence may have `max_model_len`.
     fn capped(&self, max_model_len: u32) -> u32 {
         let prompt = u32::try_from(self.prompt.len()).unwrap_or(u32::MAX);
-        self.outputs.min(max_model_len.saturating_sub(prompt).max(1))
+        outputs_max(prompt, self.outputs, max_model_len)
     }
 }
 
@@ -227,7 +227,7 @@ mod tests {
         let report = run(Scheduler::Mixed, &config(2, 1024, 1024), &[(0, 128, 3), (50 * MS, 100, 2)]);
         assert_eq!(times(&report), [(100, 220), (160, 170)]);
         assert_eq!(report.summary.steps, StepCounts { prefill: 2, decode: 1 });
-        let tokens = TokenCounts { prompt: 228, prompt_padded: 228, decode: 3, decode_padded: 3 };
+        let tokens = TokenCounts { prompt: 228, prompt_padded: 228, decode: 2, decode_padded: 2 };
         assert_eq!(report.summary.tokens, tokens);
         assert!(report.summary.prefill_padding.is_empty() && report.summary.decode_padding.is_empty());
         let steps = report.steps.unwrap();

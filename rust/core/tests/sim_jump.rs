@@ -144,9 +144,12 @@ proptest! {
             let count = |kind| steps.iter().filter(|step| step.kind == kind).count() as u64;
             prop_assert_eq!((summary.steps.prefill, summary.steps.decode), (count(Kind::Prefill), count(Kind::Decode)));
             let total: u64 = steps.iter().flat_map(|step| step.entries).map(|entry| u64::from(entry.tokens)).sum();
-            prop_assert_eq!(summary.tokens.prompt + summary.tokens.decode, total);
+            let decodes = steps.iter().filter(|step| step.kind == Kind::Decode);
+            let rows: u64 = decodes.flat_map(|step| step.entries).map(|entry| u64::from(entry.tokens)).sum();
+            prop_assert_eq!(summary.tokens.decode, rows);
             if scheduler == Scheduler::Bucket {
                 let padded: u64 = steps.iter().map(|step| u64::from(step.padded)).sum();
+                prop_assert_eq!(summary.tokens.prompt + summary.tokens.decode, total);
                 prop_assert_eq!(summary.tokens.prompt_padded + summary.tokens.decode_padded, padded);
                 let buckets = summary.prefill_padding.iter().chain(&summary.decode_padding);
                 prop_assert_eq!(buckets.clone().map(|(_, bucket)| bucket.padded).sum::<u64>(), padded);

@@ -72,7 +72,7 @@ fn sequence<'py>(value: &Bound<'py, PyAny>) -> Option<Vec<Bound<'py, PyAny>>> {
     value.cast::<PyTuple>().ok().map(|tuple| tuple.iter().collect())
 }
 
-/// Ascending compiled sizes and the smallest one that holds a count.
+/// An ascending list of compiled sizes, and the smallest one that holds a count.
 #[pyclass(frozen, eq, hash, module = "neuron_sched")]
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Buckets {
@@ -92,6 +92,7 @@ impl Buckets {
         inner.map(|inner| Self { inner }).map_err(|fault| to_py(&Error::Invalid(vec![fault])))
     }
 
+    /// The smallest size that holds `count`; 0 for 0; `ValueError` when negative or above the last size.
     fn fit(&self, count: &Bound<'_, PyAny>) -> PyResult<u32> {
         let read = int(count).and_then(|count| u32::try_from(count).ok());
         let Some(count) = read else {
@@ -101,6 +102,7 @@ impl Buckets {
         self.inner.fit(count).map_err(|error| to_py(&error))
     }
 
+    /// All sizes, ascending.
     #[getter]
     fn sizes(&self) -> Vec<u32> {
         self.inner.sizes().to_vec()
@@ -115,7 +117,11 @@ impl Buckets {
     }
 }
 
-/// Checked configuration of the exclusive scheduler; an immutable value.
+/// Configuration of `BucketScheduler`: checked when made, every default filled in, immutable, hashable.
+///
+/// Required are `max_num_seqs`, `max_num_batched_tokens`, `max_model_len`, `block_size` and `num_blocks`. None
+/// stands for the default. One `ValueError` lists all faults, a line each, with the field, its value and what is
+/// expected.
 #[pyclass(frozen, eq, module = "neuron_sched")]
 #[derive(Clone, PartialEq)]
 pub(crate) struct NeuronConfig {
@@ -193,7 +199,7 @@ impl NeuronConfig {
         Config::resolve(&raw).map(|inner| Self { inner }).map_err(|error| to_py(&error))
     }
 
-    /// All fields by name, defaults filled in.
+    /// All fields by name, defaults filled in: `NeuronConfig(**config.as_dict()) == config`.
     fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
         dict.set_item("max_num_seqs", self.max_num_seqs())?;
@@ -219,76 +225,98 @@ impl NeuronConfig {
         Ok(dict)
     }
 
+    /// Most requests that hold a slot at once.
     #[getter]
     fn max_num_seqs(&self) -> u32 {
         self.inner.max_num_seqs
     }
 
+    /// Most tokens of one step; at least `max_num_seqs`.
     #[getter]
     fn max_num_batched_tokens(&self) -> u32 {
         self.inner.max_num_batched_tokens
     }
 
+    /// Longest sequence in tokens, prompt and outputs together.
     #[getter]
     fn max_model_len(&self) -> u32 {
         self.inner.max_model_len
     }
 
+    /// Tokens of one KV block.
     #[getter]
     fn block_size(&self) -> u32 {
         self.inner.block_size
     }
 
+    /// Usable KV blocks. Their ids are 1 to `num_blocks`; block 0 is never given out.
     #[getter]
     fn num_blocks(&self) -> u32 {
         self.inner.num_blocks
     }
 
+    /// Compiled prefill sizes in tokens, ascending; the last is `min(max_num_batched_tokens, max_model_len)`.
+    ///
+    /// Default: doubling from 128 while below the last, then the last.
     #[getter]
     fn num_batched_tokens_buckets(&self) -> Vec<u32> {
         self.inner.num_batched_tokens_buckets.sizes().to_vec()
     }
 
+    /// Compiled decode batch sizes, ascending, up to `max_num_seqs`. Default: doubling from 1.
     #[getter]
     fn num_seqs_buckets(&self) -> Vec<u32> {
         self.inner.num_seqs_buckets.sizes().to_vec()
     }
 
+    /// Compiled decode context lengths in tokens, completed with `max_model_len`. Default: that alone.
     #[getter]
     fn decode_context_length_buckets(&self) -> Vec<u32> {
         self.inner.decode_context_length_buckets.sizes().to_vec()
     }
 
+    /// Segment sizes of segmented prefill; where given alone, the token buckets are this list.
     #[getter]
     fn kv_segment_size_buckets(&self) -> Option<Vec<u32>> {
         self.inner.kv_segment_size_buckets.as_ref().map(|buckets| buckets.sizes().to_vec())
     }
 
+    /// Most prompts that start in one step. Default: 1.
     #[getter]
     fn max_prefills_per_batch(&self) -> u32 {
         self.inner.max_prefills_per_batch
     }
 
+    /// How the KV cache is promised, so that nobody is ever evicted.
+    ///
+    /// `"reserve"` (default): each request reserves its own worst case; `"max_model_len"`: each counts as a
+    /// sequence of the longest length.
     #[getter]
     fn kv_admission(&self) -> &'static str {
         self.inner.kv_admission.name()
     }
 
+    /// Most prefill steps in a row while a decode is ready. Default None: prefill first, without bound.
     #[getter]
     fn max_consecutive_prefill_steps(&self) -> Option<u32> {
         self.inner.max_consecutive_prefill_steps
     }
 
+    /// Decode steps owed once `max_consecutive_prefill_steps` is hit. Default: 1.
     #[getter]
     fn min_decode_steps(&self) -> u32 {
         self.inner.min_decode_steps
     }
 
+    /// How a long prompt is cut.
+    ///
+    /// `"fixed"` (default): as much as a step takes; `"bucket"`: where ending on a bucket edge is cheaper.
     #[getter]
     fn chunking(&self) -> &'static str {
         self.inner.chunking.name()
     }
 
+    /// For chunking `"bucket"`: cost of a prefill of each padded size, any unit. Default: the size + 256.
     #[getter]
     fn prefill_cost<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         let Some(costs) = &self.inner.prefill_cost else { return Ok(None) };
@@ -299,26 +327,31 @@ impl NeuronConfig {
         Ok(Some(dict))
     }
 
+    /// Most prompt tokens of a step while other requests are there; 0 (default) is off.
     #[getter]
     fn long_prefill_token_threshold(&self) -> u32 {
         self.inner.long_prefill_token_threshold
     }
 
+    /// Whether full KV blocks are shared by content. Default: False.
     #[getter]
     fn prefix_caching(&self) -> bool {
         self.inner.prefix_caching
     }
 
+    /// Order of the queue: first come first served (default), or the lower priority number first.
     #[getter]
     fn policy(&self) -> &'static str {
         self.inner.policy.name()
     }
 
+    /// Tokens beyond the next one for which KV slots are kept (speculative decoding). Default: 0.
     #[getter]
     fn lookahead(&self) -> u32 {
         self.inner.lookahead
     }
 
+    /// Decode context parallel size; above 1, only token buckets divisible by `dcp * block_size` stay. Default: 1.
     #[getter]
     fn dcp(&self) -> u32 {
         self.inner.dcp

@@ -40,7 +40,7 @@ mod _native {
     }
 }
 
-/// What this library was built from.
+/// What the extension was built from.
 #[pyfunction]
 fn build_info() -> std::collections::BTreeMap<&'static str, Option<&'static str>> {
     let profile = if cfg!(debug_assertions) { "debug" } else { env!("BUILD_PROFILE") };

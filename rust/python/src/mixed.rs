@@ -25,6 +25,14 @@ use req::Core;
 use requests::Queue;
 use roster::{Draft, Lists, Missing, Roster, Seat};
 
+/// Continuous batching under a token budget, for hardware that may mix prefill and decode in one batch.
+///
+/// A step spends at most `token_budget` tokens, in this order, each oldest first:
+///
+/// 1. one token for every running request whose prompt is computed (a decode);
+/// 2. the rest of any running request's prompt, as much as the budget leaves (a chunk);
+/// 3. waiting requests in order, while budget is left, fewer than `max_seqs` run, and the KV cache has room for
+///    `prompt_len + max_new` tokens besides what is reserved. The head of the queue is never passed over.
 #[pyclass(frozen, weakref, module = "neuron_sched")]
 pub(crate) struct Scheduler {
     /// Locked inside the roster where both are needed.
@@ -83,6 +91,10 @@ impl Scheduler {
         })
     }
 
+    /// Queues a request.
+    ///
+    /// `ValueError`, and nothing is changed, if it could never fit (`prompt_len + max_new > kv_tokens`), if it is
+    /// live in this or another scheduler, if its rid is live in this one, or if it has generated all its outputs.
     fn add(&self, req: &Bound<'_, PyAny>) -> PyResult<()> {
         let Ok(req) = req.cast::<Req>() else {
             return Err(PyTypeError::new_err(format!("req: {}: expected a Req", shown(req))));
@@ -102,6 +114,10 @@ impl Scheduler {
         added.inspect_err(|_| req.get().stay_out())
     }
 
+    /// Plans the next step: who runs, and how many tokens of each.
+    ///
+    /// Admits at once; counters move in `complete`. A plan that was not completed is void once another one is made;
+    /// whom it admitted stays admitted.
     fn schedule<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let drafted = self.with_both(|roster, core| {
             core.schedule();
@@ -118,6 +134,8 @@ impl Scheduler {
         Ok(copied(&plan))
     }
 
+    /// Applies the plan of the last `schedule` once it has run; returns the rids that emitted a token, in its
+    /// order.
     fn complete<'py>(&self, plan: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
         let py = plan.py();
         let Ok(plan) = plan.cast::<PyList>() else {
@@ -138,6 +156,9 @@ impl Scheduler {
         }
     }
 
+    /// Ends the live request of that rid, waiting or running, and frees its reservation at once.
+    ///
+    /// False when no live request bears it.
     fn cancel(&self, rid: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = rid.py();
         let Some(req) = self.live.bind(py).get_item(rid)? else { return Ok(false) };
@@ -154,23 +175,33 @@ impl Scheduler {
         Ok(ended.is_some())
     }
 
+    /// The requests not admitted yet, first come first served.
     #[getter]
     fn waiting(slf: &Bound<'_, Self>) -> Requests {
         Requests::new(slf.clone().unbind(), Queue::Waiting)
     }
 
+    /// The admitted requests, oldest first.
     #[getter]
     fn running(slf: &Bound<'_, Self>) -> Requests {
         Requests::new(slf.clone().unbind(), Queue::Running)
     }
 
+    /// KV tokens reserved now: the sum of `prompt_len + max_new` over `running`.
     #[getter]
     fn reserved(&self) -> PyResult<u64> {
         self.core.with(|core| core.reserved())
     }
 
+    /// Verifies the conservation laws; `RuntimeError` on a fault of the scheduler itself.
     fn check(&self) -> PyResult<()> {
         self.core.with(|core| core.check())?.map_err(|error| to_py(&error))
+    }
+
+    fn __repr__(&self) -> PyResult<String> {
+        let (waiting, running, reserved) =
+            self.core.with(|core| (core.num_waiting(), core.num_running(), core.reserved()))?;
+        Ok(format!("<Scheduler: {waiting} waiting, {running} running, {reserved} tokens reserved>"))
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

@@ -5,25 +5,38 @@ use neuron_sched_core::exclusive::{NewRequest, RequestView, Status};
 use neuron_sched_core::request::{Prompt, UNKNOWN_TOKEN};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyFloat, PyInt, PyList, PyString, PyTuple};
 
-use crate::value::{shown, whole};
+use crate::value::{sequence_len, shown, whole};
+
+/// Most ids of one prompt: more than any model takes, and a quarter of a gigabyte.
+const IDS_MAX: usize = 1 << 26;
 
 /// A request for `BucketScheduler`; an immutable value.
+///
+/// `prompt` is a length in tokens, or the token ids themselves: those are needed to share KV blocks by content. At
+/// most `max_tokens` tokens are emitted, capped at `max(1, max_model_len - prompt)`; an id of `stop_token_ids` ends
+/// the request earlier.
 #[pyclass(frozen, module = "neuron_sched")]
 pub(crate) struct Request {
+    /// The name; no two live requests of a scheduler have the same.
     #[pyo3(get)]
     id: Py<PyString>,
     prompt: Prompt,
+    /// Most tokens that it may emit, as given.
     #[pyo3(get)]
     max_tokens: u32,
+    /// Lower numbers first, under policy `"priority"`.
     #[pyo3(get)]
     priority: i64,
     stop_token_ids: Box<[u32]>,
+    /// For sampling in the engine; -1, the default, is off.
     #[pyo3(get)]
     top_k: i64,
+    /// For sampling in the engine, above 0 and at most 1, the default.
     #[pyo3(get)]
     top_p: f64,
+    /// For sampling in the engine; 0, the default, is greedy.
     #[pyo3(get)]
     temperature: f64,
 }
@@ -87,7 +100,7 @@ impl Request {
         })
     }
 
-    /// The length, or the token ids.
+    /// The length in tokens, or a new list of the token ids.
     #[getter]
     fn prompt<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match &self.prompt {
@@ -96,6 +109,7 @@ impl Request {
         }
     }
 
+    /// Token ids that end the request when it emits one.
     #[getter]
     fn stop_token_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.stop_token_ids.iter())
@@ -157,36 +171,44 @@ impl Read<'_> {
     }
 
     fn ids(&self, field: &str, value: &Bound<'_, PyAny>, expected: &str) -> PyResult<Box<[u32]>> {
-        let type_error = || self.type_error(field, value, expected);
-        // What has a length and items that are no ids, and what may never end.
-        let other =
-            value.is_instance_of::<PyString>() || value.is_instance_of::<PyBytes>() || value.is_instance_of::<PyDict>();
-        if other || value.len().is_err() {
-            return Err(type_error());
+        let count = sequence_len(value).ok_or_else(|| self.type_error(field, value, expected))?;
+        if count > IDS_MAX {
+            return Err(self.value_error(field, &format!("{count} ids"), &format!("at most {IDS_MAX}")));
         }
-        let read = |(at, item): (usize, PyResult<Bound<'_, PyAny>>)| {
+        let mut ids = Vec::with_capacity(count);
+        // No further than its length, whatever its iterator would go on to give.
+        for (at, item) in value.try_iter()?.enumerate().take(count) {
             let item = item?;
-            match item.extract::<u32>() {
-                Ok(id) if id <= TOKENS_MAX && item.is_exact_instance_of::<PyInt>() => Ok(id),
+            let plain = item.is_exact_instance_of::<PyInt>();
+            let id = match item.extract::<u32>() {
+                Ok(id) if plain && id <= TOKENS_MAX => id,
                 _ => {
                     let id = self.count(&format!("{field}[{at}]"), &item, 0..=TOKENS_MAX.into())?;
-                    Ok(u32::try_from(id).expect("in range"))
+                    u32::try_from(id).expect("in range")
                 }
-            }
-        };
-        value.try_iter().map_err(|_| type_error())?.enumerate().map(read).collect()
+            };
+            ids.push(id);
+        }
+        Ok(ids.into())
     }
 }
 
-/// How a request stood when it was asked for.
+/// How a request stood when `BucketScheduler.request` was called: counts are those of the last completed step.
 #[pyclass(frozen, get_all, module = "neuron_sched")]
 pub(crate) struct RequestState {
+    /// The name of the request.
     id: Py<PyString>,
+    /// `"waiting"`, `"prefill"`, `"decode"`, `"finished"` or `"cancelled"`.
     status: &'static str,
+    /// Why it finished; None while it lives, and when it was cancelled.
     finish_reason: Option<&'static str>,
+    /// Length of the prompt.
     num_prompt_tokens: usize,
+    /// Tokens whose KV entries are computed.
     num_computed_tokens: u32,
+    /// What it emitted; None for a token that `complete` was not told.
     output_token_ids: Vec<Option<u32>>,
+    /// The KV blocks that it holds, in order of position.
     block_ids: Vec<u32>,
 }
 

@@ -3,19 +3,20 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use neuron_sched_core::config::TOKENS_MAX;
 use neuron_sched_core::exclusive::{Completion, ExclusiveScheduler, Options, Tokens};
 use neuron_sched_core::request::Row;
 use neuron_sched_core::step::Step as CoreStep;
 use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyString};
+use pyo3::types::{PyInt, PyString};
 
 use crate::config::NeuronConfig;
 use crate::error::{of_request, to_py};
 use crate::guard::Guarded;
 use crate::request::{Request, RequestState};
 use crate::step::{Batch, Outcomes, Step};
-use crate::value::{shown, whole};
+use crate::value::{sequence_len, shown, whole};
 
 /// The core and the names of its rows. Nothing that could run Python code is done while it is locked, and
 /// making a Python container could: it may start the garbage collector.
@@ -51,13 +52,18 @@ impl Named {
     }
 }
 
-/// Why the head of the queue waits.
+/// Why the head of the queue waits, and the numbers behind it in KV blocks.
 #[pyclass(frozen, get_all, module = "neuron_sched")]
 pub(crate) struct Explanation {
+    /// The request at the head.
     id: Py<PyString>,
+    /// Stable name of what it waits for; `"ready"`: nothing, the next `schedule()` takes it.
     reason: &'static str,
+    /// What it needs at worst.
     needed: u32,
+    /// What the running requests have reserved.
     reserved: u32,
+    /// The whole cache.
     usable: u32,
 }
 
@@ -70,12 +76,15 @@ impl Explanation {
     }
 }
 
-/// The exclusive scheduler: a step is all prefill or all decode.
+/// Continuous batching where a step is all prefill or all decode, padded to a compiled size.
+///
+/// May be used from several threads.
 #[pyclass(frozen, weakref, module = "neuron_sched")]
 pub(crate) struct BucketScheduler {
     named: Guarded<Named>,
     /// The batch of the last step, used again while the rows stay the same.
     batch: Mutex<Option<Arc<Batch>>>,
+    /// The configuration that it was made with.
     #[pyo3(get)]
     config: Py<NeuronConfig>,
 }
@@ -104,6 +113,10 @@ impl BucketScheduler {
         Self { named, batch: Mutex::new(None), config: config.unbind() }
     }
 
+    /// Queues a request.
+    ///
+    /// `ValueError`, and nothing is changed, when its id is live, its prompt is longer than `max_model_len`, or its
+    /// worst case is larger than the whole KV cache.
     fn add(&self, py: Python<'_>, request: &Bound<'_, Request>) -> PyResult<()> {
         let (id, request) = request.get().parts(py);
         let name = id.bind(py).to_str()?.to_owned();
@@ -122,6 +135,11 @@ impl BucketScheduler {
         })?
     }
 
+    /// Plans the next step: admits and allocates at once, changes nothing else.
+    ///
+    /// A step that was not completed may be planned again; the older one is then void. `throttle_prefills` holds
+    /// prefills back while something decodes. `ahead` plans one step beyond the pending one, assuming that each of
+    /// its emitting rows emits; `ValueError` when one is planned ahead already.
     #[pyo3(signature = (throttle_prefills=false, *, ahead=false))]
     fn schedule(slf: &Bound<'_, Self>, throttle_prefills: bool, ahead: bool) -> PyResult<Step> {
         let (py, this) = (slf.py(), slf.get());
@@ -148,6 +166,10 @@ impl BucketScheduler {
         Ok(Step { scheduler: slf.clone().unbind(), planned: step, batch, finished })
     }
 
+    /// Takes the result of the step that is due, and moves all counts on.
+    ///
+    /// `tokens` has one entry a scheduled request: the token id, or None for a row that emits nothing. It may be
+    /// left out for prompts given as lengths.
     #[pyo3(signature = (step, tokens=None))]
     fn complete(
         slf: &Bound<'_, Self>,
@@ -158,7 +180,7 @@ impl BucketScheduler {
         if !step.scheduler.is(slf) {
             return Err(PyValueError::new_err("step: planned by another scheduler"));
         }
-        let tokens = tokens.map(read_tokens).transpose()?;
+        let tokens = tokens.map(|tokens| read_tokens(tokens, step.planned.rows().len())).transpose()?;
         let tokens = tokens.as_deref().map_or(Tokens::LeftOut, Tokens::Given);
         let mut gone = Vec::new();
         let completion = slf.get().named.with(|named| -> PyResult<Arc<Completion>> {
@@ -170,11 +192,13 @@ impl BucketScheduler {
         Ok(Outcomes { completion, batch: Arc::clone(&step.batch) })
     }
 
+    /// Ends a request at once and frees its KV blocks; False when no live request has the id.
     fn cancel(&self, id: &Bound<'_, PyString>) -> PyResult<bool> {
         let name = id.to_str()?;
         self.named.with(|named| named.rows.get(name).copied().is_some_and(|row| named.core.cancel(row)))
     }
 
+    /// A snapshot of a request; `KeyError` once its end was delivered by a completed step.
     fn request(&self, id: &Bound<'_, PyString>) -> PyResult<RequestState> {
         let (py, name) = (id.py(), id.to_str()?);
         let state = self.named.with(|named| {
@@ -184,6 +208,7 @@ impl BucketScheduler {
         state.ok_or_else(|| PyKeyError::new_err(id.clone().unbind()))
     }
 
+    /// Why the head of the queue waits, before the next `schedule()`; None when nothing waits.
     fn explain(&self, py: Python<'_>) -> PyResult<Option<Explanation>> {
         self.named.with(|named| {
             named.core.explain().map(|explanation| Explanation {
@@ -196,30 +221,36 @@ impl BucketScheduler {
         })
     }
 
+    /// Verifies the conservation laws; `RuntimeError` tells of a fault of the scheduler itself.
     fn check(&self) -> PyResult<()> {
         self.read(ExclusiveScheduler::check)?.map_err(|error| to_py(&error))
     }
 
+    /// Idle when nothing waits and nothing runs, else what the last completed step did.
     #[getter]
     fn state(&self) -> PyResult<&'static str> {
         self.read(|core| core.state().name())
     }
 
+    /// Requests in the queue.
     #[getter]
     fn num_waiting(&self) -> PyResult<usize> {
         self.read(ExclusiveScheduler::num_waiting)
     }
 
+    /// Requests that hold a slot.
     #[getter]
     fn num_running(&self) -> PyResult<usize> {
         self.read(ExclusiveScheduler::num_running)
     }
 
+    /// KV blocks that are free, or cached but used by nobody.
     #[getter]
     fn free_blocks(&self) -> PyResult<u32> {
         self.read(ExclusiveScheduler::free_blocks)
     }
 
+    /// KV blocks that running requests may need at worst.
     #[getter]
     fn reserved_blocks(&self) -> PyResult<u32> {
         self.read(ExclusiveScheduler::reserved_blocks)
@@ -232,23 +263,30 @@ impl BucketScheduler {
     }
 }
 
-/// The tokens of a step: one entry a row, an id or None.
-fn read_tokens(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<Option<u32>>> {
+/// The tokens of a step of `rows` rows: one entry a row, an id or None. An entry too many is read, so that
+/// it is refused, but no more.
+fn read_tokens(tokens: &Bound<'_, PyAny>, rows: usize) -> PyResult<Vec<Option<u32>>> {
     let fault = |at: usize, token: &Bound<'_, PyAny>| {
-        format!("tokens[{at}]: {}: expected a token id from 0 to {}, or None", shown(token), i32::MAX)
+        format!("tokens[{at}]: {}: expected a token id from 0 to {TOKENS_MAX}, or None", shown(token))
     };
-    let read = |at: usize, token: &Bound<'_, PyAny>| {
-        if token.is_none() {
-            return Ok(None);
-        }
-        let number = whole(token).ok_or_else(|| PyTypeError::new_err(fault(at, token)))?;
-        number.extract().map(Some).map_err(|_| PyValueError::new_err(fault(at, token)))
-    };
-    if tokens.is_instance_of::<PyString>() || tokens.is_instance_of::<PyBytes>() {
-        return Err(PyTypeError::new_err(format!("tokens: {}: expected a sequence of token ids", shown(tokens))));
+    if sequence_len(tokens).is_none() {
+        let expected = "a sequence with one entry a row, or None";
+        return Err(PyTypeError::new_err(format!("tokens: {}: expected {expected}", shown(tokens))));
     }
-    let items = tokens.try_iter().map_err(|_| {
-        PyTypeError::new_err(format!("tokens: {}: expected a sequence with one entry a row, or None", shown(tokens)))
-    })?;
-    items.enumerate().map(|(at, token)| read(at, &token?)).collect()
+    let mut read = Vec::with_capacity(rows);
+    for (at, token) in tokens.try_iter()?.enumerate().take(rows + 1) {
+        let token = token?;
+        if token.is_none() {
+            read.push(None);
+            continue;
+        }
+        let plain = token.is_exact_instance_of::<PyInt>().then(|| token.extract::<u32>());
+        if let Some(Ok(id)) = plain {
+            read.push(Some(id));
+            continue;
+        }
+        let number = whole(&token).ok_or_else(|| PyTypeError::new_err(fault(at, &token)))?;
+        read.push(Some(number.extract().map_err(|_| PyValueError::new_err(fault(at, &token)))?));
+    }
+    Ok(read)
 }

@@ -20,6 +20,7 @@ use crate::config::NeuronConfig;
 use crate::error::to_py;
 use crate::guard::Guarded;
 
+/// What `neuron_sched.simulate.replay` calls. Other threads go on while it runs.
 #[pyfunction]
 #[pyo3(signature = (requests, config, cost, scheduler, record_steps, progress))]
 pub(crate) fn replay(

@@ -74,7 +74,7 @@ impl Batch {
     }
 }
 
-/// One planned step.
+/// One planned step: who runs, how many tokens, padded to what. All values are those of its planning.
 #[pyclass(frozen, module = "neuron_sched")]
 pub(crate) struct Step {
     pub(crate) scheduler: Py<BucketScheduler>,
@@ -85,21 +85,25 @@ pub(crate) struct Step {
 
 #[pymethods]
 impl Step {
+    /// `"prefill"`, `"decode"`, or `"idle"` when nobody runs.
     #[getter]
     fn kind(&self) -> &'static str {
         self.planned.kind().name()
     }
 
+    /// Real tokens by request id, in batch order; a new dict each time.
     #[getter]
     fn num_scheduled_tokens<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         if self.planned.is_uniform() { self.batch.ones(py) } else { self.batch.dict(py, |at| self.planned.tokens(at)) }
     }
 
+    /// Padded tokens by request id, in batch order; a new dict each time.
     #[getter]
     fn num_scheduled_tokens_padded<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         if self.planned.is_uniform() { self.batch.ones(py) } else { self.batch.dict(py, |at| self.planned.padded(at)) }
     }
 
+    /// Tokens computed before this step by request id, in batch order, prefix hits included.
     #[getter]
     fn num_computed_tokens<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         // A dict that has the keys already is filled in half the time.
@@ -108,21 +112,28 @@ impl Step {
         Ok(dict)
     }
 
+    /// Rows that the batch of a decode step is padded to; 0 for another step.
     #[getter]
     fn num_seqs_padded(&self) -> u32 {
         self.planned.num_seqs_padded()
     }
 
+    /// The compiled size that runs: the token bucket of a prefill, the batch bucket of a decode step.
     #[getter]
     fn padded_tokens(&self) -> u32 {
         self.planned.padded_tokens()
     }
 
+    /// Requests that ended since the last completed step, cancelled ones too.
+    ///
+    /// Repeated until a step that carries them is completed, so that a worker never misses one. A worker handles
+    /// the ended ids of a step before its new requests, since an id may be used again once its request ended.
     #[getter]
     fn finished_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         PyList::new(py, self.finished.iter().map(|id| id.bind(py)))
     }
 
+    /// KV blocks of a scheduled request, enough for the step's tokens; `KeyError` for any other id.
     fn block_ids(&self, id: &Bound<'_, PyString>) -> PyResult<Vec<u32>> {
         let at = self.batch.position(id)?;
         let blocks = self.scheduler.get().step_blocks(&self.planned, at)?;
@@ -138,11 +149,15 @@ impl Step {
     }
 }
 
-/// One emitted token. Its fields are Python objects, so that reading one costs what a slot costs.
+/// One token that a step emitted.
+// The fields are Python objects, so that reading one costs what a slot costs.
 #[pyclass(frozen, get_all, module = "neuron_sched")]
 pub(crate) struct Outcome {
+    /// The request that emitted it.
     id: Py<PyString>,
+    /// The token id; None where `complete` was not told.
     token: Py<PyAny>,
+    /// Set on the last token of a request; a stop token wins over the length.
     finish_reason: Py<PyAny>,
 }
 
@@ -173,7 +188,7 @@ impl Outcome {
     }
 }
 
-/// The emitted tokens of a step, in batch order: a sequence that makes its items when they are read.
+/// The emitted tokens of a step in batch order: as a list, but its items are made when they are read.
 #[pyclass(frozen, sequence, module = "neuron_sched")]
 pub(crate) struct Outcomes {
     pub(crate) completion: Arc<Completion>,

@@ -1,7 +1,7 @@
 //! Python values as messages show them and as whole numbers.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyInt};
+use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyInt, PyString};
 
 /// The longest value that a message shows whole, in characters.
 const SHOWN_MAX: usize = 80;
@@ -25,4 +25,16 @@ pub(crate) fn whole<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>>
         return Some(value.clone());
     }
     if value.is_instance_of::<PyBool>() { None } else { value.call_method0("__index__").ok() }
+}
+
+/// The number of items of a sequence of numbers: something with a length and an order, but no text and no
+/// mapping. `None` for anything else.
+pub(crate) fn sequence_len(value: &Bound<'_, PyAny>) -> Option<usize> {
+    let text = value.is_instance_of::<PyString>()
+        || value.is_instance_of::<PyBytes>()
+        || value.is_instance_of::<PyByteArray>();
+    if text || value.is_instance_of::<PyDict>() || !value.hasattr("__getitem__").unwrap_or(false) {
+        return None;
+    }
+    value.len().ok()
 }

@@ -4,24 +4,30 @@ use std::sync::Arc;
 
 use super::completion::{Completion, Finish, Tokens};
 use super::lane::{Lane, Lanes};
+use super::request::{Place, Request};
 use super::{ExclusiveScheduler, Pending};
 use crate::config::TOKENS_MAX;
 use crate::error::Error;
 use crate::ledger::WorstCase;
 use crate::phase::Kind;
-use crate::request::{Sequence, UNKNOWN_TOKEN};
+use crate::request::{Row, Rows, Sequence, UNKNOWN_TOKEN};
 
 impl Pending {
-    /// Whether the row at `at` ended since the step was planned.
-    fn is_dropped(&self, at: usize) -> bool {
-        !self.dropped.is_empty() && self.step.rows.get(at).is_some_and(|row| self.dropped.contains(row))
+    /// Whether the request of the row at `at` ended since the step was planned.
+    pub(super) fn is_dropped(&self, at: usize, requests: &Rows<Request>) -> bool {
+        let runs = |row: Row| requests.get(row).is_some_and(|request| request.place == Place::Running);
+        self.disturbed && self.step.rows.get(at).is_some_and(|&row| !runs(row))
     }
 
-    /// Positions in the step and among the running requests of the rows that are still there. Both keep
-    /// the order of admission.
-    fn live<'a>(&'a self, lanes: &'a Lanes) -> impl Iterator<Item = (usize, usize)> + 'a {
+    /// Positions in the step of the rows that are still there.
+    fn rows_left<'a>(&'a self, requests: &'a Rows<Request>) -> impl Iterator<Item = usize> + 'a {
+        (0..self.step.rows.len()).filter(|&at| !self.is_dropped(at, requests))
+    }
+
+    /// Those, each with its place among the running requests. Both keep the order of admission.
+    fn live<'a>(&'a self, requests: &'a Rows<Request>, lanes: &'a Lanes) -> impl Iterator<Item = (usize, usize)> + 'a {
         let mut from = 0;
-        (0..self.step.rows.len()).filter(|&at| !self.is_dropped(at)).map(move |at| {
+        self.rows_left(requests).map(move |at| {
             let place = self.place(at, from, lanes);
             from = place + 1;
             (at, place)
@@ -91,7 +97,7 @@ impl ExclusiveScheduler {
         if matches!(tokens, Tokens::LeftOut) && !self.lanes.any_told() {
             return Ok(());
         }
-        for (at, lane) in pending.live(&self.lanes) {
+        for (at, lane) in pending.live(&self.requests, &self.lanes) {
             match tokens.get(at) {
                 Some(id) if !step.emits(at) => {
                     return fault(format!("{id} at position {at}"), "None for a chunk that does not end its prompt");
@@ -137,7 +143,7 @@ impl ExclusiveScheduler {
 
     /// Keeps the tokens that were told, and notes whom a stop token ends.
     fn emit(&mut self, pending: &Pending, given: &[Option<u32>], finishes: &mut Vec<(usize, Finish)>) {
-        for (at, lane) in pending.live(&self.lanes) {
+        for (at, lane) in pending.live(&self.requests, &self.lanes) {
             let Some(token) = given[at] else { continue };
             let lane = self.lanes.get(lane);
             let before = Lane::generated(lane.computed, lane.prompt) as usize;
@@ -164,7 +170,7 @@ impl ExclusiveScheduler {
             }
             Kind::Prefill => {
                 let mut from = 0;
-                for at in (0..step.rows.len()).filter(|&at| !pending.is_dropped(at)) {
+                for at in pending.rows_left(&self.requests) {
                     let place = pending.place(at, from, &self.lanes);
                     from = place + 1;
                     if self.lanes.advance(place, step.tokens(at)) {
@@ -180,8 +186,8 @@ impl ExclusiveScheduler {
             record.finishes.sort_by_key(|&(at, _)| at);
             record.finishes.dedup_by_key(|&mut (at, _)| at);
         }
-        if !pending.dropped.is_empty() {
-            record.silent.extend((0..step.rows.len()).filter(|&at| pending.is_dropped(at)));
+        if pending.disturbed {
+            record.silent.extend((0..step.rows.len()).filter(|&at| pending.is_dropped(at, &self.requests)));
             record.silent.sort_unstable();
         }
     }
@@ -193,7 +199,8 @@ impl ExclusiveScheduler {
             finishes.extend(self.places.iter().map(|place| (place - first, Finish::Length)));
         } else {
             let mut spent = self.places.iter().copied().peekable();
-            let done = pending.live(&self.lanes).filter(|&(_, place)| spent.next_if_eq(&place).is_some());
+            let done =
+                pending.live(&self.requests, &self.lanes).filter(|&(_, place)| spent.next_if_eq(&place).is_some());
             finishes.extend(done.map(|(at, _)| (at, Finish::Length)));
         }
     }
@@ -216,7 +223,7 @@ impl ExclusiveScheduler {
     /// has not written yet must not be read by another.
     fn offer_blocks(&mut self, pending: &Pending) {
         let block_size = self.worst_case.block_size;
-        for (at, lane) in pending.live(&self.lanes) {
+        for (at, lane) in pending.live(&self.requests, &self.lanes) {
             let lane = self.lanes.get(lane);
             let full = lane.computed / block_size;
             if full == pending.step.computed(at) / block_size {

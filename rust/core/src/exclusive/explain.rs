@@ -27,7 +27,7 @@ impl ExclusiveScheduler {
         let candidate =
             Candidate { need: needed, prefill_in_progress: self.prefill_in_progress(), ..Candidate::default() };
         // What was found when the pending step was planned holds while somebody is left in that step.
-        let held = |pending: &&Pending| pending.dropped.len() < pending.step.rows.len();
+        let held = |pending: &&Pending| (0..pending.step.rows.len()).any(|at| !pending.is_dropped(at, &self.requests));
         let left = self.pending.back().filter(held).and_then(|pending| pending.left).filter(|&(head, _)| head == row);
         let refused = match (self.ledger.refuse(&candidate), left) {
             // Tested before the cache; true while the step that left no room is pending.

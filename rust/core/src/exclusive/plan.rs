@@ -60,7 +60,7 @@ impl ExclusiveScheduler {
         let horizon = if certain { horizon } else { 1 };
         self.doubt_horizon();
         let left = self.queue.head().zip(left);
-        self.pending.push_back(Pending { step, decision, dropped: Vec::new(), left, horizon, first });
+        self.pending.push_back(Pending { step, decision, disturbed: false, left, horizon, first });
         debug_assert_eq!(self.check(), Ok(()));
         Ok(&self.pending[self.pending.len() - 1].step)
     }

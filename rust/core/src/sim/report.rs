@@ -89,7 +89,7 @@ pub struct TokenCounts {
     pub prompt: u64,
     /// The same, as padded.
     pub prompt_padded: u64,
-    /// Rows that decoded, one token each.
+    /// Rows of decode steps, one token each.
     pub decode: u64,
     /// The same, as padded.
     pub decode_padded: u64,

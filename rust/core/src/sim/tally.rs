@@ -42,13 +42,13 @@ impl Tally {
             }
         } else {
             self.decode_steps += times;
+            self.decode += u64::from(decodes) * times;
+            self.decode_padded += u64::from(decodes_padded) * times;
             if pads {
                 self.decode_buckets.add(decodes_padded, times, decodes);
             }
         }
         if decodes > 0 {
-            self.decode += u64::from(decodes) * times;
-            self.decode_padded += u64::from(decodes_padded) * times;
             self.gaps.decode(decodes.into(), (start, time, times));
         }
     }

@@ -18,12 +18,19 @@ use crate::value::shown;
 /// leads over it.
 pub(super) type Core = Arc<Guarded<MixedScheduler>>;
 
+/// A request of the token-budget `Scheduler`. All counts are tokens.
+///
+/// `rid` names it and may be anything hashable; no two requests of one name are live in a scheduler together. It
+/// ends with its `max_new`-th output. With `prefilled` or `generated` above 0 it goes on from there.
 #[pyclass(frozen, weakref, module = "neuron_sched")]
 pub(crate) struct Req {
+    /// The name, the very object that was given.
     #[pyo3(get)]
     rid: Py<PyAny>,
+    /// Length of the prompt.
     #[pyo3(get)]
     prompt_len: u64,
+    /// Number of outputs after which the request ends.
     #[pyo3(get)]
     max_new: u64,
     /// Locked for a moment only, also while the core is locked; the core is never locked under it.
@@ -91,11 +98,13 @@ impl Req {
         Ok(Self { rid: rid.clone().unbind(), prompt_len, max_new, place })
     }
 
+    /// Tokens of the prompt that are computed; moves when a step is completed.
     #[getter]
     fn prefilled(&self) -> PyResult<u64> {
         self.progress().map(|progress| progress.prefilled)
     }
 
+    /// Outputs generated; moves when a step is completed.
     #[getter]
     fn generated(&self) -> PyResult<u64> {
         self.progress().map(|progress| progress.generated)

@@ -16,6 +16,7 @@ pub(super) enum Queue {
     Running,
 }
 
+/// The waiting or the running requests of a `Scheduler`, oldest first: a read-only sequence.
 #[pyclass(frozen, sequence, module = "neuron_sched")]
 pub(crate) struct Requests {
     scheduler: Py<Scheduler>,
@@ -68,12 +69,14 @@ impl Requests {
         }
     }
 
+    /// Position of the first that equals `value`; `bounds` as in `list.index`. `ValueError` when it is not there.
     #[pyo3(signature = (value, *bounds), text_signature = "($self, value, /, *bounds)")]
     fn index<'py>(&self, value: &Bound<'py, PyAny>, bounds: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
         let arguments = [value.clone()].into_iter().chain(bounds.iter());
         self.list(value.py())?.call_method1("index", PyTuple::new(value.py(), arguments.collect::<Vec<_>>())?)
     }
 
+    /// How many equal `value`.
     #[pyo3(text_signature = "($self, value, /)")]
     fn count<'py>(&self, py: Python<'py>, value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         self.list(py)?.call_method1("count", (value,))

@@ -12,7 +12,7 @@ use crate::value::shown;
 /// Nanoseconds are milliseconds with so many places.
 const PLACES: u32 = 6;
 
-/// Step times of a device.
+/// Step times of a device, in nanoseconds, from milliseconds rounded half up; see `neuron_sched.simulate`.
 #[pyclass(frozen, eq, module = "neuron_sched._native")]
 #[derive(PartialEq)]
 pub(crate) struct Cost {
@@ -21,6 +21,7 @@ pub(crate) struct Cost {
 
 #[pymethods]
 impl Cost {
+    /// Every prefill step takes the one time, every decode step the other.
     #[staticmethod]
     fn constant(prefill_ms: &Bound<'_, PyAny>, decode_ms: &Bound<'_, PyAny>) -> PyResult<Self> {
         match (units("prefill_ms", prefill_ms, PLACES), units("decode_ms", decode_ms, PLACES)) {
@@ -29,6 +30,7 @@ impl Cost {
         }
     }
 
+    /// Times by padded size, with straight lines between the sizes.
     #[staticmethod]
     fn table(prefill: &Bound<'_, PyAny>, decode: &Bound<'_, PyAny>) -> PyResult<Self> {
         match (points("prefill", prefill), points("decode", decode)) {

@@ -7,7 +7,7 @@ use pyo3::types::{IntoPyDict, PyDict, PyList, PyString};
 
 use super::TraceRequest;
 
-/// The result of a replay.
+/// The result of a replay; `neuron_sched.simulate.Report` gives it a face.
 #[pyclass(frozen, module = "neuron_sched._native")]
 pub(crate) struct ReplayReport {
     requests: Vec<Py<TraceRequest>>,
@@ -44,6 +44,7 @@ type StepColumns<'py> = (f64, f64, &'static str, Bound<'py, PyDict>, u32);
 
 #[pymethods]
 impl ReplayReport {
+    /// All numbers of the run, as docs/replay.md lists them.
     fn summary<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let summary = &self.inner.summary;
         let dict = PyDict::new(py);
@@ -77,6 +78,7 @@ impl ReplayReport {
         self.requests.len()
     }
 
+    /// Id, status, reason, arrival, time to first token, end to end, mean gap (all in seconds), outputs.
     fn request(&self, py: Python<'_>, index: usize) -> PyResult<RequestColumns> {
         let Some(record) = self.inner.records.get(index) else {
             return Err(PyIndexError::new_err("request index out of range"));
@@ -88,12 +90,13 @@ impl ReplayReport {
         Ok((id, status, reason, times.0, times.1, times.2, times.3, record.outputs))
     }
 
-    /// Number of recorded steps; `None` where they were not recorded.
+    /// Number of recorded steps; None where they were not recorded.
     #[getter]
     fn num_steps(&self) -> Option<u64> {
         self.inner.steps.as_ref().map(Steps::len)
     }
 
+    /// Start and end in seconds, kind, tokens by id, padded tokens.
     fn step<'py>(&self, py: Python<'py>, index: u64) -> PyResult<StepColumns<'py>> {
         let Some(step) = self.inner.steps.as_ref().and_then(|steps| steps.get(index)) else {
             return Err(PyIndexError::new_err("step index out of range"));

@@ -11,12 +11,15 @@ use pyo3::types::{PyString, PyTuple};
 
 use super::number::{units, within};
 use crate::error::to_py;
-use crate::value::shown;
+use crate::value::{sequence_len, shown};
 
 /// The largest hash id: a token is known by its id times [`SEGMENT_TOKENS`] plus its place.
 const HASH_ID_MAX: u64 = (1 << 53) - 1;
 
-/// A request of a workload.
+/// Most hash ids of one request: a prompt of 2^31 tokens has no more.
+const HASH_IDS_MAX: usize = 1 << 22;
+
+/// One request of a workload; an immutable value.
 #[pyclass(frozen, module = "neuron_sched.trace")]
 pub(crate) struct TraceRequest {
     id: Py<PyString>,
@@ -82,37 +85,44 @@ impl TraceRequest {
         read().ok_or_else(|| to_py(&Error::Invalid(reader.faults)))
     }
 
+    /// The name.
     #[getter(id)]
     fn py_id(&self, py: Python<'_>) -> Py<PyString> {
         self.id.clone_ref(py)
     }
 
+    /// The arrival in seconds, the float nearest to `arrival_ns`.
     #[getter]
     #[allow(clippy::cast_precision_loss, reason = "arrival_ns is the exact one")]
     fn arrival_s(&self) -> f64 {
         self.arrival_ns as f64 / 1e9
     }
 
+    /// The arrival in whole nanoseconds.
     #[getter]
     fn arrival_ns(&self) -> u64 {
         self.arrival_ns
     }
 
+    /// Length of the prompt.
     #[getter]
     fn prompt_tokens(&self) -> u32 {
         self.prompt_tokens
     }
 
+    /// Number of outputs.
     #[getter]
     fn output_tokens(&self) -> u32 {
         self.output_tokens
     }
 
+    /// For the policy of that name: the lower number first. 0 unless given.
     #[getter]
     fn priority(&self) -> i64 {
         self.priority
     }
 
+    /// What the prompt consists of, an id for each 512 tokens; None when that was not told.
     #[getter]
     fn hash_ids<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         self.hash_ids.as_ref().map(|ids| PyTuple::new(py, ids.iter())).transpose()
@@ -161,12 +171,14 @@ impl Reader {
 /// One id for each 512 prompt tokens, the last ones too; more than that are kept but stand for nothing.
 fn segments(ids: &Bound<'_, PyAny>, prompt_tokens: u32) -> Result<Box<[u64]>, Fault> {
     let fault = |expected: String| Fault::new("hash_ids", shown(ids), expected);
-    let items = if ids.is_instance_of::<PyString>() { None } else { ids.try_iter().ok() };
-    let Some(items) = items else { return Err(fault("a list of whole numbers".into())) };
-    let mut read = Vec::new();
-    for item in items {
-        let item = item.map_err(|_| fault("a list of whole numbers".into()))?;
-        read.push(within("hash_ids", &item, (0, HASH_ID_MAX))?);
+    let list = || fault("a list of whole numbers".into());
+    let count = sequence_len(ids).ok_or_else(list)?;
+    if count > HASH_IDS_MAX {
+        return Err(fault(format!("at most {HASH_IDS_MAX} ids")));
+    }
+    let mut read = Vec::with_capacity(count);
+    for item in ids.try_iter().map_err(|_| list())?.take(count) {
+        read.push(within("hash_ids", &item.map_err(|_| list())?, (0, HASH_ID_MAX))?);
     }
     let needed = prompt_tokens.div_ceil(SEGMENT_TOKENS) as usize;
     if read.len() < needed {
