@@ -37,7 +37,7 @@ pub use plan::Options;
 pub use request::{NewRequest, RequestView, Status};
 
 use lane::{Lane, Lanes};
-use request::{Place, Request, Run};
+use request::{Place, Request, Started};
 use wheel::Wheel;
 
 /// A planned step that was not completed.
@@ -68,8 +68,9 @@ pub struct ExclusiveScheduler {
     kv: KvCache,
     queue: Queue,
     requests: Rows<Request>,
-    runs: Vec<Run>,
-    /// Places in `runs` that are free.
+    /// By seat.
+    started: Vec<Started>,
+    /// Seats that are free.
     vacant: Vec<u32>,
     /// Running requests in order of admission.
     lanes: Lanes,
@@ -110,7 +111,7 @@ impl ExclusiveScheduler {
             kv: KvCache::new(config.num_blocks, config.block_size, config.prefix_caching),
             queue: Queue::new(config.policy),
             requests: Rows::default(),
-            runs: Vec::new(),
+            started: Vec::new(),
             vacant: Vec::new(),
             lanes: Lanes::new(),
             wheel: Wheel::new(config.block_size),
@@ -144,7 +145,7 @@ impl ExclusiveScheduler {
         self.ledger.fits_ever(need)?;
         let place = Place::Running;
         let row =
-            self.requests.insert(Request { prompt, priority, stop_token_ids, outputs_max, need, place, run: None });
+            self.requests.insert(Request { prompt, priority, stop_token_ids, outputs_max, need, place, seat: None });
         let ticket = self.queue.push(row, priority);
         self.doubt_horizon();
         self.request_mut(row).place = Place::Waiting(ticket);
@@ -256,12 +257,12 @@ impl ExclusiveScheduler {
         self.ledger.release(lane.row);
         let request = self.requests.get_mut(lane.row).expect("a running request is alive");
         request.place = Place::Ended(finish);
-        let run = &mut self.runs[lane.run as usize];
-        run.computed = lane.computed;
-        if lane.decoding && run.slots(self.worst_case.block_size) < self.worst_case.max_model_len {
-            self.wheel.remove(run.need_at, lane.run);
+        let started = &mut self.started[lane.seat as usize];
+        started.computed = lane.computed;
+        if lane.decoding && started.slots(self.worst_case.block_size) < self.worst_case.max_model_len {
+            self.wheel.remove(started.need_at, lane.seat);
         }
-        self.kv.release(&run.blocks);
+        self.kv.release(&started.blocks);
         for pending in &mut self.pending {
             pending.first = None;
             pending.disturbed = true;

@@ -39,8 +39,8 @@ impl ExclusiveScheduler {
         let pool = self.kv.pool();
         let mut owners: BTreeMap<u32, u32> = BTreeMap::new();
         for lane in self.lanes.iter() {
-            law(self.request(lane.row).run == Some(lane.run), "who runs was started")?;
-            let blocks = &self.runs[lane.run as usize].blocks;
+            law(self.request(lane.row).seat == Some(lane.seat), "who runs was started")?;
+            let blocks = &self.started[lane.seat as usize].blocks;
             for &block in blocks {
                 *owners.entry(block).or_default() += 1;
             }
@@ -70,17 +70,17 @@ impl ExclusiveScheduler {
             law(lane.decoding == (lane.computed >= lane.prompt), "who has its prompt done decodes")?;
             law(lane.prefilling() == (at >= then), "prompts that are part done are the newest")?;
             law(lane.computed < lane.end.max(lane.prompt) && lane.projected() <= lane.end, "who is done has left")?;
-            let run = &self.runs[lane.run as usize];
-            let slots = run.slots(block_size);
+            let started = &self.started[lane.seat as usize];
+            let slots = started.slots(block_size);
             law(lane.projected() <= slots, "planned tokens have slots")?;
             if lane.decoding {
                 first_end = first_end.min(lane.end - lane.computed);
                 let end_at = self.lanes.clock() + u64::from(lane.end - lane.computed);
-                law(run.end_at == end_at, "who decodes knows its end")?;
+                law(started.end_at == end_at, "who decodes knows its end")?;
                 if slots < max_model_len {
                     on_wheel += 1;
                     let need_at = self.lanes.clock() + u64::from(slots - lookahead - lane.computed);
-                    law(run.need_at == need_at, "who decodes knows when it needs a block")?;
+                    law(started.need_at == need_at, "who decodes knows when it needs a block")?;
                 }
             }
             let planned: u32 = self

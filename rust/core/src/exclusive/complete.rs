@@ -147,7 +147,7 @@ impl ExclusiveScheduler {
             let Some(token) = given[at] else { continue };
             let lane = self.lanes.get(lane);
             let before = Lane::generated(lane.computed, lane.prompt) as usize;
-            let outputs = &mut self.runs[lane.run as usize].outputs;
+            let outputs = &mut self.started[lane.seat as usize].outputs;
             outputs.resize(before, UNKNOWN_TOKEN);
             outputs.push(token);
             if self.request(lane.row).stop_token_ids.contains(&token) {
@@ -209,12 +209,12 @@ impl ExclusiveScheduler {
     fn join(&mut self) {
         let WorstCase { lookahead, block_size, max_model_len, .. } = self.worst_case;
         while let Some((seat, computed, end_at)) = self.lanes.join() {
-            let run = &mut self.runs[seat as usize];
-            let slots = run.slots(block_size);
-            run.end_at = end_at;
+            let started = &mut self.started[seat as usize];
+            let slots = started.slots(block_size);
+            started.end_at = end_at;
             if slots < max_model_len {
-                run.need_at = self.lanes.clock() + u64::from(slots - lookahead - computed);
-                self.wheel.slot(run.need_at).push(seat);
+                started.need_at = self.lanes.clock() + u64::from(slots - lookahead - computed);
+                self.wheel.slot(started.need_at).push(seat);
             }
         }
     }
@@ -230,17 +230,17 @@ impl ExclusiveScheduler {
                 continue;
             }
             let request = self.requests.get(lane.row).expect("a running request is alive");
-            let run = &mut self.runs[lane.run as usize];
-            let sequence = Sequence { prompt: &request.prompt, outputs: &run.outputs };
-            while run.offered < full {
-                let block = run.blocks[run.offered as usize];
-                let Some(content) = self.kv.offer(&sequence, run.offered, run.content, block) else {
+            let started = &mut self.started[lane.seat as usize];
+            let sequence = Sequence { prompt: &request.prompt, outputs: &started.outputs };
+            while started.offered < full {
+                let block = started.blocks[started.offered as usize];
+                let Some(content) = self.kv.offer(&sequence, started.offered, started.content, block) else {
                     // Behind a block of unknown content no other can be found.
-                    run.offered = u32::MAX;
+                    started.offered = u32::MAX;
                     break;
                 };
-                run.content = content;
-                run.offered += 1;
+                started.content = content;
+                started.offered += 1;
             }
         }
     }

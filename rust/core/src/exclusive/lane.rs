@@ -6,8 +6,8 @@ use crate::request::{Prompt, Row};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lane {
     pub(super) row: Row,
-    /// Where its [`super::Run`] is.
-    pub(super) run: u32,
+    /// Where its [`super::Started`] is.
+    pub(super) seat: u32,
     pub(super) prompt: u32,
     /// Computed tokens with which it ends by length: the last output is never computed.
     pub(super) end: u32,
@@ -59,7 +59,7 @@ impl Lane {
 /// What no step looks at but to start or end a request.
 #[derive(Clone, Copy, Debug)]
 struct Start {
-    run: u32,
+    seat: u32,
     hit: u32,
     told: bool,
 }
@@ -107,10 +107,10 @@ impl Lanes {
 
     pub(super) fn get(&self, at: usize) -> Lane {
         let decoding = at < self.decoding;
-        let (end, computed, Start { run, hit, told }) = (self.ends[at], self.computed(at), self.starts[at]);
+        let (end, computed, Start { seat, hit, told }) = (self.ends[at], self.computed(at), self.starts[at]);
         Lane {
             row: self.rows[at],
-            run,
+            seat,
             prompt: self.prompts[at],
             end,
             hit,
@@ -140,12 +140,12 @@ impl Lanes {
 
     /// Adds a request whose prompt is not done.
     pub(super) fn push(&mut self, lane: Lane) {
-        let Lane { row, run, prompt, end, hit, computed, planned, decoding, told } = lane;
+        let Lane { row, seat, prompt, end, hit, computed, planned, decoding, told } = lane;
         assert!(!decoding && computed < prompt, "a request starts with some of its prompt left");
         self.rows.push(row);
         self.prompts.push(prompt);
         self.ends.push(end);
-        self.starts.push(Start { run, hit, told });
+        self.starts.push(Start { seat, hit, told });
         self.counts.push(computed);
         self.planned.push(planned);
         self.told += usize::from(told);
@@ -297,7 +297,7 @@ impl Lanes {
         self.planned[at] = 0;
         self.next_end = if self.decoding == 0 { end } else { self.next_end.min(end) };
         self.decoding += 1;
-        Some((self.starts[at].run, computed, end))
+        Some((self.starts[at].seat, computed, end))
     }
 
     fn computed(&self, at: usize) -> u32 {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::lane::Lane;
-use super::{ExclusiveScheduler, Pending, Place, Run};
+use super::{ExclusiveScheduler, Pending, Place, Started};
 use crate::error::Error;
 use crate::ledger::{Candidate, Wait, WorstCase};
 use crate::phase::{Decision, Kind};
@@ -141,22 +141,22 @@ impl ExclusiveScheduler {
         let prompt = Lane::length(&request.prompt);
         let told = matches!(request.prompt, Prompt::Tokens(_));
         let seat = self.vacant.pop().unwrap_or_else(|| {
-            self.runs.push(Run::default());
-            u32::try_from(self.runs.len() - 1).expect("fewer than 2^32 live requests")
+            self.started.push(Started::default());
+            u32::try_from(self.started.len() - 1).expect("fewer than 2^32 live requests")
         });
-        request.run = Some(seat);
-        let run = &mut self.runs[seat as usize];
-        run.blocks.clear();
-        run.outputs.clear();
+        request.seat = Some(seat);
+        let started = &mut self.started[seat as usize];
+        started.blocks.clear();
+        started.outputs.clear();
         // Room for all of them now, so that decoding never allocates.
-        run.blocks.reserve(request.need.min(ROOM_MAX) as usize);
-        run.outputs.reserve(if told { request.outputs_max.min(ROOM_MAX) as usize } else { 0 });
+        started.blocks.reserve(request.need.min(ROOM_MAX) as usize);
+        started.outputs.reserve(if told { request.outputs_max.min(ROOM_MAX) as usize } else { 0 });
         let sequence = Sequence { prompt: &request.prompt, outputs: &[] };
-        run.content = self.kv.share(&sequence, prompt - 1, &mut run.blocks);
-        run.offered = u32::try_from(run.blocks.len()).expect("blocks are counted in 32 bits");
-        let hit = run.offered * self.worst_case.block_size;
+        started.content = self.kv.share(&sequence, prompt - 1, &mut started.blocks);
+        started.offered = u32::try_from(started.blocks.len()).expect("blocks are counted in 32 bits");
+        let hit = started.offered * self.worst_case.block_size;
         let end = prompt + request.outputs_max - 1;
-        self.lanes.push(Lane { row, run: seat, prompt, end, hit, computed: hit, planned: 0, decoding: false, told });
+        self.lanes.push(Lane { row, seat, prompt, end, hit, computed: hit, planned: 0, decoding: false, told });
     }
 
     /// Fills `step` with one token of each request that is ready; answers how many steps in a row the
@@ -198,18 +198,18 @@ impl ExclusiveScheduler {
     /// Gives a block to each request that needs one when it decodes at each of `steps` clocks from `clock`
     /// on, step by step and in batch order.
     pub(super) fn turn_wheel(&mut self, clock: u64, steps: u32) {
-        let Self { wheel, runs, kv, worst_case, .. } = self;
+        let Self { wheel, started, kv, worst_case, .. } = self;
         let WorstCase { block_size, max_model_len, .. } = *worst_case;
         wheel.turn(clock, steps, |clock, slot| {
-            slot.retain(|&run| {
-                let run = &mut runs[run as usize];
+            slot.retain(|&seat| {
+                let started = &mut started[seat as usize];
                 // It needs none yet where a step was planned before that went void, and none any more where
                 // it ends in the step before.
-                if run.need_at == clock && run.end_at > clock {
-                    kv.allocate(1, &mut run.blocks);
-                    run.need_at += u64::from(block_size);
+                if started.need_at == clock && started.end_at > clock {
+                    kv.allocate(1, &mut started.blocks);
+                    started.need_at += u64::from(block_size);
                 }
-                run.slots(block_size) < max_model_len
+                started.slots(block_size) < max_model_len
             });
         });
     }
@@ -218,10 +218,10 @@ impl ExclusiveScheduler {
     fn take_slots(&mut self, at: usize) {
         let lane = self.lanes.get(at);
         let slots = self.worst_case.slots_for(lane.projected());
-        let run = &mut self.runs[lane.run as usize];
-        let held = run.slots(self.worst_case.block_size);
+        let started = &mut self.started[lane.seat as usize];
+        let held = started.slots(self.worst_case.block_size);
         if slots > held {
-            self.kv.allocate((slots - held).div_ceil(self.worst_case.block_size), &mut run.blocks);
+            self.kv.allocate((slots - held).div_ceil(self.worst_case.block_size), &mut started.blocks);
         }
     }
 
@@ -238,7 +238,7 @@ impl ExclusiveScheduler {
     fn forget_delivered(&mut self) {
         for row in self.delivered.drain(..) {
             let request = self.requests.remove(row);
-            self.vacant.extend(request.and_then(|request| request.run));
+            self.vacant.extend(request.and_then(|request| request.seat));
         }
     }
 

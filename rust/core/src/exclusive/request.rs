@@ -39,13 +39,13 @@ pub(super) struct Request {
     /// Blocks reserved while it runs.
     pub(super) need: u32,
     pub(super) place: Place,
-    /// Where its [`Run`] is, once it was started.
-    pub(super) run: Option<u32>,
+    /// Where its [`Started`] is, once it was started.
+    pub(super) seat: Option<u32>,
 }
 
-/// What only a request that was started has. Its place is used again, and with it the memory.
+/// What only a request that was started has. Its seat is used again, and with it the memory.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Run {
+pub(super) struct Started {
     pub(super) blocks: Vec<u32>,
     pub(super) outputs: Vec<u32>,
     /// Leading blocks whose content is offered to others, and the content of the last of them.
@@ -59,7 +59,7 @@ pub(super) struct Run {
     pub(super) end_at: u64,
 }
 
-impl Run {
+impl Started {
     /// KV slots of its blocks.
     pub(super) fn slots(&self, block_size: u32) -> u32 {
         u32::try_from(self.blocks.len()).expect("blocks are counted in 32 bits") * block_size
@@ -109,10 +109,10 @@ impl ExclusiveScheduler {
     /// A look at a request; `None` once its end was delivered and the next step planned.
     pub fn view(&self, row: Row) -> Option<RequestView<'_>> {
         let request = self.requests.get(row)?;
-        let run = request.run.map(|run| &self.runs[run as usize]);
+        let started = request.seat.map(|seat| &self.started[seat as usize]);
         let (computed, prompt) = match self.lane_of(row) {
             Some(at) => (self.lanes.get(at).computed, self.lanes.get(at).prompt),
-            None => (run.map_or(0, |run| run.computed), Lane::length(&request.prompt)),
+            None => (started.map_or(0, |started| started.computed), Lane::length(&request.prompt)),
         };
         let status = match request.place {
             Place::Waiting(_) => Status::Waiting,
@@ -121,8 +121,8 @@ impl ExclusiveScheduler {
             Place::Ended(Some(finish)) => Status::Finished(finish),
             Place::Ended(None) => Status::Cancelled,
         };
-        let blocks = run.filter(|_| request.place == Place::Running).map_or(&[][..], |run| &run.blocks);
-        let outputs = run.map_or(&[][..], |run| &run.outputs);
+        let blocks = started.filter(|_| request.place == Place::Running).map_or(&[][..], |started| &started.blocks);
+        let outputs = started.map_or(&[][..], |started| &started.outputs);
         let generated = Lane::generated(computed, prompt);
         Some(RequestView { status, computed, generated, outputs, blocks, prompt: &request.prompt })
     }
@@ -130,8 +130,8 @@ impl ExclusiveScheduler {
     /// The KV blocks of the row at `at` of `step` as they were when it was planned; `None` when the step
     /// is too old to tell.
     pub fn step_blocks(&self, step: &Step, at: usize) -> Option<&[u32]> {
-        let run = &self.runs[self.requests.get(step.rows[at])?.run? as usize];
+        let started = &self.started[self.requests.get(step.rows[at])?.seat? as usize];
         let held = self.worst_case.blocks_for(step.computed(at) + step.tokens(at));
-        run.blocks.get(..held as usize)
+        started.blocks.get(..held as usize)
     }
 }

@@ -6,7 +6,7 @@
 /// Block sizes above this would need a wheel of too many slots; one slot then holds everybody.
 const SLOTS_MAX: u32 = 1 << 16;
 
-/// Requests, by where their [`super::Run`] is, at the clock at which they need a block, modulo the block size.
+/// Seats of requests at the clock at which they need a block, modulo the block size.
 #[derive(Clone, Debug)]
 pub(super) struct Wheel {
     slots: Vec<Vec<u32>>,
@@ -37,9 +37,9 @@ impl Wheel {
     }
 
     /// Takes out a request that would next need a block at `clock`.
-    pub(super) fn remove(&mut self, clock: u64, run: u32) {
+    pub(super) fn remove(&mut self, clock: u64, seat: u32) {
         let slot = self.slot(clock);
-        let at = slot.iter().position(|&other| other == run).expect("who decodes is on the wheel");
+        let at = slot.iter().position(|&other| other == seat).expect("who decodes is on the wheel");
         slot.remove(at);
     }
 
