@@ -283,8 +283,8 @@ impl Lanes {
         self.counts[at] == self.ends[at]
     }
 
-    /// Lets the oldest request that does not decode join those that do, if its prompt is done. Answers where
-    /// its run is, its computed tokens, and the clock at which it ends.
+    /// Lets the oldest request that does not decode join those that do, if its prompt is done. Answers its
+    /// seat, its computed tokens, and the clock at which it ends.
     pub(super) fn join(&mut self) -> Option<(u32, u32, u64)> {
         let at = self.decoding;
         let computed = *self.counts.get(at)?;
