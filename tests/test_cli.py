@@ -358,13 +358,13 @@ def test_nothing_is_told_within_the_points_of_a_profile(capsys: pytest.CaptureFi
 def test_without_rich_the_advice_is_one_sentence(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "rich", None)
     (fault,) = faults(capsys, "--requests", "5")
-    assert fault == "the tables need rich: pip install 'neuron-sched[cli]', or ask for --json"
+    assert fault == "the tables need rich: pip install rich, or ask for --json"
 
 
 def test_without_rich_json_is_written_all_the_same(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "rich", None)
     assert main(["replay", "--requests", "5", "--json", "out.json"]) == 0
-    assert capsys.readouterr() == ("", "the tables need rich: pip install 'neuron-sched[cli]'\n")
+    assert capsys.readouterr() == ("", "the tables need rich: pip install rich\n")
     assert json.loads(Path("out.json").read_text())["completed"] == 5
 
 
@@ -395,7 +395,19 @@ def test_a_full_standard_output_is_told():
     assert (done.returncode, done.stderr) == (2, "error: standard output: No space left on device\n")
 
 
-@pytest.mark.parametrize("arguments", ["", "--quiet --json out.json", "--json -"])
+def test_a_closed_standard_output_does_not_matter_where_nothing_goes_there(folder: Path):
+    call = '"$0" -m neuron_sched replay --requests 5 --quiet --json out.json >&-'
+    done = subprocess.run(["sh", "-c", call, sys.executable], stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(Path("out.json").read_text())["completed"] == 5
+
+
+def test_a_size_is_given_one_cost():
+    command = ["replay", "--requests", "5", "--quiet", "--prefill-cost", "1024=garbage,1024=30"]
+    assert main(command) == 2
+
+
+@pytest.mark.parametrize("arguments", ["", "--quiet --json -", "--json -"])
 def test_a_closed_standard_output_is_told(folder: Path, arguments: str):
     call = f'"$0" -m neuron_sched replay --requests 5 {arguments} >&-'
     done = subprocess.run(["sh", "-c", call, sys.executable], stderr=subprocess.PIPE, text=True)

@@ -46,7 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         if sys.stdout is None:
-            raise UsageError("standard output: is closed: expected a file, a pipe or a terminal")
+            if not arguments.quiet or arguments.json == "-":
+                raise UsageError("standard output: is closed: expected a file, a pipe or a terminal")
+            # Takes the place of the closed one, so that no file that is opened later becomes standard output.
+            sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
         status: int = arguments.run(arguments)
         sys.stdout.flush()
     except UsageError as error:
@@ -233,7 +236,7 @@ def _tables_wanted(arguments: argparse.Namespace) -> bool:
         return False
     if find_spec("rich") is not None:
         return True
-    advice = "the tables need rich: pip install 'neuron-sched[cli]'"
+    advice = "the tables need rich: pip install rich"
     if arguments.json is None:
         raise UsageError(f"{advice}, or ask for --json")
     _tell(advice)

@@ -33,7 +33,8 @@ def costs(text: str) -> object:
     table = {}
     for item in text.split(","):
         size, equals, cost = item.partition("=")
-        if not equals:
+        # Not a table: the text itself is then refused, with what is expected.
+        if not equals or whole(size.strip()) in table:
             return text
         table[whole(size.strip())] = number(cost.strip())
     return table
