@@ -259,7 +259,7 @@ impl ExclusiveScheduler {
         request.place = Place::Ended(finish);
         let started = &mut self.started[lane.seat as usize];
         started.computed = lane.computed;
-        if lane.decoding && started.slots(self.worst_case.block_size) < self.worst_case.max_model_len {
+        if lane.decoding && started.may_grow(self.worst_case) {
             self.wheel.remove(started.need_at, lane.seat);
         }
         self.kv.release(&started.blocks);

@@ -5,9 +5,9 @@ use neuron_sched_core::exclusive::{NewRequest, RequestView, Status};
 use neuron_sched_core::request::{Prompt, UNKNOWN_TOKEN};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyFloat, PyList, PyString, PyTuple};
 
-use crate::value::{sequence_len, shown, whole};
+use crate::value::{plain, sequence_len, shown, whole};
 
 /// Most ids of one prompt: more than any model takes, and a quarter of a gigabyte.
 const IDS_MAX: usize = 1 << 26;
@@ -179,15 +179,12 @@ impl Read<'_> {
         // No further than its length, whatever its iterator would go on to give.
         for (at, item) in value.try_iter()?.enumerate().take(count) {
             let item = item?;
-            let plain = item.is_exact_instance_of::<PyInt>();
-            let id = match item.extract::<u32>() {
-                Ok(id) if plain && id <= TOKENS_MAX => id,
-                _ => {
-                    let id = self.count(&format!("{field}[{at}]"), &item, 0..=TOKENS_MAX.into())?;
-                    u32::try_from(id).expect("in range")
-                }
-            };
-            ids.push(id);
+            if let Some(id) = plain(&item).filter(|&id| id <= TOKENS_MAX) {
+                ids.push(id);
+                continue;
+            }
+            let id = self.count(&format!("{field}[{at}]"), &item, 0..=TOKENS_MAX.into())?;
+            ids.push(u32::try_from(id).expect("in range"));
         }
         Ok(ids.into())
     }

@@ -9,14 +9,14 @@ use neuron_sched_core::request::Row;
 use neuron_sched_core::step::Step as CoreStep;
 use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyInt, PyString};
+use pyo3::types::PyString;
 
 use crate::config::NeuronConfig;
 use crate::error::{of_request, to_py};
 use crate::guard::Guarded;
 use crate::request::{Request, RequestState};
 use crate::step::{Batch, Outcomes, Step};
-use crate::value::{sequence_len, shown, whole};
+use crate::value::{plain, sequence_len, shown, whole};
 
 /// The core and the names of its rows. Nothing that could run Python code is done while it is locked, and
 /// making a Python container could: it may start the garbage collector.
@@ -280,8 +280,7 @@ fn read_tokens(tokens: &Bound<'_, PyAny>, rows: usize) -> PyResult<Vec<Option<u3
             read.push(None);
             continue;
         }
-        let plain = token.is_exact_instance_of::<PyInt>().then(|| token.extract::<u32>());
-        if let Some(Ok(id)) = plain {
+        if let Some(id) = plain(&token) {
             read.push(Some(id));
             continue;
         }

@@ -27,6 +27,11 @@ pub(crate) fn whole<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>>
     if value.is_instance_of::<PyBool>() { None } else { value.call_method0("__index__").ok() }
 }
 
+/// A plain int from 0 that 32 bits hold: nearly every token id, read without calling into Python.
+pub(crate) fn plain(value: &Bound<'_, PyAny>) -> Option<u32> {
+    if value.is_exact_instance_of::<PyInt>() { value.extract().ok() } else { None }
+}
+
 /// The number of items of a sequence of numbers: something with a length and an order, but no text and no
 /// mapping. `None` for anything else.
 pub(crate) fn sequence_len(value: &Bound<'_, PyAny>) -> Option<usize> {

@@ -63,7 +63,7 @@ impl ExclusiveScheduler {
     }
 
     fn check_lanes(&self, law: &impl Fn(bool, &str) -> Result<(), Error>) -> Result<(), Error> {
-        let WorstCase { lookahead, block_size, max_model_len, .. } = self.worst_case;
+        let WorstCase { lookahead, block_size, .. } = self.worst_case;
         let then = self.lanes.decoding_then();
         let (mut on_wheel, mut first_end) = (0, u32::MAX);
         for (at, lane) in self.lanes.iter().enumerate() {
@@ -77,7 +77,7 @@ impl ExclusiveScheduler {
                 first_end = first_end.min(lane.end - lane.computed);
                 let end_at = self.lanes.clock() + u64::from(lane.end - lane.computed);
                 law(started.end_at == end_at, "who decodes knows its end")?;
-                if slots < max_model_len {
+                if started.may_grow(self.worst_case) {
                     on_wheel += 1;
                     let need_at = self.lanes.clock() + u64::from(slots - lookahead - lane.computed);
                     law(started.need_at == need_at, "who decodes knows when it needs a block")?;

@@ -207,13 +207,13 @@ impl ExclusiveScheduler {
 
     /// Lets those whose prompt is done decode from now on.
     fn join(&mut self) {
-        let WorstCase { lookahead, block_size, max_model_len, .. } = self.worst_case;
+        let WorstCase { lookahead, block_size, .. } = self.worst_case;
         while let Some((seat, computed, end_at)) = self.lanes.join() {
             let started = &mut self.started[seat as usize];
-            let slots = started.slots(block_size);
             started.end_at = end_at;
-            if slots < max_model_len {
-                started.need_at = self.lanes.clock() + u64::from(slots - lookahead - computed);
+            if started.may_grow(self.worst_case) {
+                let spare = started.slots(block_size) - lookahead - computed;
+                started.need_at = self.lanes.clock() + u64::from(spare);
                 self.wheel.slot(started.need_at).push(seat);
             }
         }

@@ -1,7 +1,7 @@
 //! Why the head of the queue waits.
 
 use super::{ExclusiveScheduler, Pending};
-use crate::ledger::{Candidate, Wait};
+use crate::ledger::Wait;
 use crate::request::Row;
 
 /// Why the head of the queue waits, and the numbers behind it, in KV blocks.
@@ -22,14 +22,12 @@ pub struct Explanation {
 impl ExclusiveScheduler {
     /// Why the head waits, as of now; `None` when nothing waits.
     pub fn explain(&self) -> Option<Explanation> {
-        let row = self.queue.head()?;
+        let (row, refused) = self.refused_head()?;
         let needed = self.request(row).need;
-        let candidate =
-            Candidate { need: needed, prefill_in_progress: self.prefill_in_progress(), ..Candidate::default() };
         // What was found when the pending step was planned holds while somebody is left in that step.
         let held = |pending: &&Pending| (0..pending.step.rows.len()).any(|at| !pending.is_dropped(at, &self.requests));
         let left = self.pending.back().filter(held).and_then(|pending| pending.left).filter(|&(head, _)| head == row);
-        let refused = match (self.ledger.refuse(&candidate), left) {
+        let refused = match (refused, left) {
             // Tested before the cache; true while the step that left no room is pending.
             (None | Some(Wait::Kv), Some((_, wait @ (Wait::PrefillInProgress | Wait::PrefillBatchFull)))) => Some(wait),
             (refused, _) => refused,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::lane::Lane;
 use super::{ExclusiveScheduler, Pending, Place, Started};
 use crate::error::Error;
-use crate::ledger::{Candidate, Wait, WorstCase};
+use crate::ledger::{Candidate, Wait};
 use crate::phase::{Decision, Kind};
 use crate::request::{Prompt, Row, Sequence};
 use crate::step::{Chunk, Step, check};
@@ -199,7 +199,6 @@ impl ExclusiveScheduler {
     /// on, step by step and in batch order.
     pub(super) fn turn_wheel(&mut self, clock: u64, steps: u32) {
         let Self { wheel, started, kv, worst_case, .. } = self;
-        let WorstCase { block_size, max_model_len, .. } = *worst_case;
         wheel.turn(clock, steps, |clock, slot| {
             slot.retain(|&seat| {
                 let started = &mut started[seat as usize];
@@ -207,9 +206,9 @@ impl ExclusiveScheduler {
                 // it ends in the step before.
                 if started.need_at == clock && started.end_at > clock {
                     kv.allocate(1, &mut started.blocks);
-                    started.need_at += u64::from(block_size);
+                    started.need_at += u64::from(worst_case.block_size);
                 }
-                started.slots(block_size) < max_model_len
+                started.may_grow(*worst_case)
             });
         });
     }

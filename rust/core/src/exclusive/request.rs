@@ -2,6 +2,7 @@
 
 use super::lane::Lane;
 use super::{ExclusiveScheduler, Finish};
+use crate::ledger::WorstCase;
 use crate::prefix::Content;
 use crate::queue::Ticket;
 use crate::request::{Prompt, Row};
@@ -63,6 +64,11 @@ impl Started {
     /// KV slots of its blocks.
     pub(super) fn slots(&self, block_size: u32) -> u32 {
         u32::try_from(self.blocks.len()).expect("blocks are counted in 32 bits") * block_size
+    }
+
+    /// Whether it may come to need more blocks: those that it has do not hold the longest sequence.
+    pub(super) fn may_grow(&self, worst_case: WorstCase) -> bool {
+        self.slots(worst_case.block_size) < worst_case.max_model_len
     }
 }
 
