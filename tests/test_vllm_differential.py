@@ -16,7 +16,7 @@ from vllm_harness import starts
 from vllm_workload import BucketSide, VllmSide, play, turns_to_the_end, workloads
 
 pytestmark = pytest.mark.timeout(0)
-# A workload takes some 10 ms: twice as many as elsewhere, but the slow profile tries ten thousand, not a hundred thousand.
+# A workload takes some 20 ms: the slow profile tries ten thousand, not a hundred thousand.
 examples = settings(max_examples=min(2 * settings().max_examples, 10_000))
 
 

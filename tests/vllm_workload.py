@@ -277,7 +277,7 @@ def workloads(draw, *, prefix_caching: bool | None = False, packed: bool = True,
     `prefix_caching` None draws it; `packed` allows several prompts in one step, `late` aborts while a step runs.
     """
     large = draw(st.integers(0, 4)) == 4
-    seqs = draw(st.integers(1, 5))
+    seqs = draw(st.sampled_from([3, 2, 4, 5, 6, 1]))
     if large:
         tokens, length = draw(st.integers(64, 600)), draw(st.integers(64, 900))
         block_size = draw(st.sampled_from([16, 32]))
@@ -303,7 +303,8 @@ def workloads(draw, *, prefix_caching: bool | None = False, packed: bool = True,
         kinds = st.sampled_from(["kv_segment_size_buckets", "num_batched_tokens_buckets"])
         options[draw(kinds)] = options.pop("num_batched_tokens_buckets")
     options = {name: value for name, value in options.items() if value is not None}
-    lengths = st.integers(1, min(12, length)) | st.integers(1, length) | st.integers(1, length + 1)
+    short = st.integers(1, max(1, budget // 3))
+    lengths = short | short | st.integers(1, length - 1) | st.integers(1, length + 1)
     arrivals = st.builds(
         Arrival,
         prompt=lengths,
@@ -313,13 +314,9 @@ def workloads(draw, *, prefix_caching: bool | None = False, packed: bool = True,
         priority=st.integers(-1, 1),
         stop=st.sampled_from([None, None, None, 0, 3, 5]),
     )
-    few = st.lists(arrivals, max_size=3)
-    turns = draw(
-        st.lists(
-            st.tuples(st.just([]) | few, st.booleans(), st.integers(0, 9), st.integers(0, 9), st.integers(0, 20)),
-            max_size=14,
-        )
-    )
+    some = st.just([]) | st.lists(arrivals, max_size=2) | st.lists(arrivals, min_size=1, max_size=4)
+    turn = st.tuples(some, st.booleans(), st.integers(0, 9), st.integers(0, 9), st.integers(0, 20))
+    turns = draw(st.lists(turn, min_size=draw(st.integers(1, 8)), max_size=14))
     throttled, aborting = draw(st.booleans()), draw(st.booleans())
     added, made = 0, []
     for add, throttle, first, last, pick in turns:
@@ -331,10 +328,10 @@ def workloads(draw, *, prefix_caching: bool | None = False, packed: bool = True,
         max_num_batched_tokens=tokens,
         max_model_len=length,
         block_size=block_size,
-        num_blocks=draw(st.integers(longest if seed_rule else 1, 3 * longest + 1)),
+        num_blocks=longest + draw(st.integers(0 if seed_rule else -(longest // 2), 3 * longest)),
         turns=made,
         prefix_caching=draw(st.booleans()) if prefix_caching is None else prefix_caching,
         policy=draw(st.sampled_from(["fcfs", "priority"])),
-        long_prefill_token_threshold=draw(st.just(0) | st.integers(1, max(2, budget // 2))),
+        long_prefill_token_threshold=draw(st.just(0) | st.just(0) | st.integers(1, max(2, budget // 2))),
         options=options,
     )
