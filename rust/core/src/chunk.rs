@@ -26,12 +26,7 @@ impl Chunker {
             Chunking::Fixed => None,
             Chunking::Bucket => Some(Plan::new(&config.num_batched_tokens_buckets, config.prefill_cost.as_deref())),
         };
-        Self {
-            budget: config.prefill_budget(),
-            threshold: config.long_prefill_token_threshold,
-            shared: None,
-            plan,
-        }
+        Self { budget: config.prefill_budget(), threshold: config.long_prefill_token_threshold, shared: None, plan }
     }
 
     /// Never caps a chunk below an even share of `tokens` among all requests (vLLM's adaptive threshold).

@@ -33,6 +33,8 @@ impl Group {
 /// What the engine adds to a [`Config`].
 #[derive(Clone, Debug)]
 pub struct Rules {
+    /// Most requests that hold a slot at once, where that is fewer than the configuration says.
+    pub slots_max: u32,
     /// The KV cache groups; all take their blocks from one pool.
     pub groups: Vec<Group>,
     /// Blocks kept free when a request starts while others hold some.
@@ -107,7 +109,7 @@ impl Gate {
     /// The decisions for `config`. Refused where requests are admitted as if each grew to `max_model_len` and
     /// not even one of those fits the cache.
     pub fn new(config: &Config, rules: Rules) -> Result<Self, Error> {
-        let Rules { groups, watermark, adaptive_threshold, decode_width } = rules;
+        let Rules { slots_max, groups, watermark, adaptive_threshold, decode_width } = rules;
         let mut chunker = Chunker::new(config);
         if adaptive_threshold {
             chunker = chunker.with_share_of(config.max_num_batched_tokens);
@@ -124,14 +126,14 @@ impl Gate {
             prefills_max: config.max_prefills_per_batch,
             token_buckets: config.num_batched_tokens_buckets.clone(),
             seqs_buckets: config.num_seqs_buckets.clone(),
-            ledger: Ledger::new(config.max_num_seqs, config.num_blocks).with_watermark(watermark),
+            ledger: Ledger::new(config.max_num_seqs.min(slots_max), config.num_blocks).with_watermark(watermark),
             phase: Phase::new(config),
             chunker,
             rows: Rows::default(),
             pack: Pack::new(config.max_prefills_per_batch),
             decision: None,
         };
-        let longest = gate.blocks(config.max_model_len);
+        let longest = gate.longest();
         if config.kv_admission == KvAdmission::MaxModelLen && gate.ledger.fits_ever(longest).is_err() {
             let expected = format!(
                 "one whose {longest} KV blocks fit the {} usable ones, with kv_admission 'max_model_len'",
@@ -290,14 +292,9 @@ impl Gate {
         &self.ledger
     }
 
-    /// Compiled prefill sizes.
-    pub fn token_buckets(&self) -> &Buckets {
-        &self.token_buckets
-    }
-
-    /// The longest sequence.
-    pub fn max_model_len(&self) -> u32 {
-        self.worst_case.max_model_len
+    /// Blocks of the longest sequence.
+    pub fn longest(&self) -> u32 {
+        self.blocks(self.worst_case.max_model_len)
     }
 }
 
@@ -321,9 +318,13 @@ mod tests {
 
     const FULL: Group = Group { block_size: 16, extra: 0, blocks_max: None };
 
+    fn rules(groups: &[Group]) -> Rules {
+        let groups = groups.to_vec();
+        Rules { slots_max: 8, groups, watermark: 0, adaptive_threshold: false, decode_width: 1 }
+    }
+
     fn gate(config: &Config, groups: &[Group]) -> Gate {
-        let rules = Rules { groups: groups.to_vec(), watermark: 0, adaptive_threshold: false, decode_width: 1 };
-        Gate::new(config, rules).unwrap()
+        Gate::new(config, rules(groups)).unwrap()
     }
 
     #[test]
@@ -349,8 +350,7 @@ mod tests {
     #[test]
     fn the_longest_sequence_must_fit_where_it_is_what_counts() {
         let config = config(|raw| raw.kv_admission = Some("max_model_len".into()));
-        let rules = Rules { groups: vec![FULL, FULL], watermark: 0, adaptive_threshold: false, decode_width: 1 };
-        let error = Gate::new(&config, rules).unwrap_err().to_string();
+        let error = Gate::new(&config, rules(&[FULL, FULL])).unwrap_err().to_string();
         assert!(error.starts_with("max_model_len: 128: expected one whose 16 KV blocks fit the 10"), "{error}");
     }
 
