@@ -15,15 +15,15 @@ from neuron_sched.scheduler import (
 )
 
 if TYPE_CHECKING:
-    from neuron_sched.vllm.scheduler import NeuronAsyncScheduler, NeuronScheduler
+    from neuron_sched.vllm.scheduler import NeuronAsyncScheduler as NeuronAsyncScheduler
+    from neuron_sched.vllm.scheduler import NeuronScheduler as NeuronScheduler
 
+# Without the vLLM classes: `import *` must work where there is no vLLM.
 __all__ = [
     "BucketScheduler",
     "Buckets",
     "Explanation",
-    "NeuronAsyncScheduler",
     "NeuronConfig",
-    "NeuronScheduler",
     "Outcome",
     "Req",
     "Request",

@@ -146,6 +146,9 @@ class NeuronScheduler(AdmittingScheduler):
             others.append((self, "max_num_scheduled_tokens", budget))
         if requests == 1 and compat.caps_alone(self):
             others.append((self.scheduler_config, "long_prefill_token_threshold", 0))
+        if any(request.num_tokens >= self.max_model_len for request in visible):
+            # The base keeps the last position for an output and would never give the last prompt token its turn.
+            others.append((self, "max_model_len", self.max_model_len + 1))
         if decode_ready:
             others += [(self, name, connector) for name, connector in compat.deferring(self)]
         scheduled_before = set(self.prev_step_scheduled_req_ids) if decode_ready else set()
@@ -263,8 +266,33 @@ class NeuronScheduler(AdmittingScheduler):
             self._left = None
         return super().update_from_output(scheduler_output, model_runner_output)
 
+    def check(self) -> None:
+        """Compares what the core was told with the base's queues; RuntimeError tells of a fault of these classes.
 
-class NeuronAsyncScheduler(NeuronScheduler, AsyncScheduler):  # type: ignore[misc]
+        For tests and for the debugger: it walks all queues.
+        """
+        waiting = [request for queue in self._queues() for request in queue]
+        placed = [*self.running, *waiting, *self._unservable.values()]
+        holders = [request for request in (*self.running, *waiting) if request.neuron.row is not None]
+        sessions = [request for request in holders if request.resumable and request not in set(self.running)]
+        delayed = [request for request in self.requests.values() if request.is_finished()]
+        reserved = sum(request.neuron.need for request in (*holders, *delayed) if request.neuron.row is not None)
+        prefilling = [request for request in self.running if self._is_prefill_request(request)]
+        laws = {
+            "everybody is in one place": len({id(request) for request in placed}) == len(placed),
+            "everybody alive is in a place": len(placed) + len(delayed) == len(self.requests),
+            "who runs holds blocks": all(request.neuron.row is not None for request in self.running),
+            "slots are those of the running and of sessions": self._gate.seated == len(self.running) + len(sessions),
+            "promised blocks are those of the holders": self._gate.reserved == reserved,
+            "prompts that are part done are known": prefilling == self._prefilling,
+            "nothing is hidden": self._set_aside is None and not self._num_hidden and not self._chosen,
+        }
+        broken = [law for law, holds in laws.items() if not holds]
+        if broken:
+            raise RuntimeError(f"neuron-sched: broken: {'; '.join(broken)}")
+
+
+class NeuronAsyncScheduler(NeuronScheduler, AsyncScheduler):
     """`NeuronScheduler` for an engine that schedules a step while another is in flight, as vLLM does by default."""
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:

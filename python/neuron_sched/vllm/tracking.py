@@ -20,7 +20,7 @@ from neuron_sched.vllm.heads import Ticket
 __all__ = ["TrackedScheduler"]
 
 
-class TrackedScheduler(Scheduler):  # type: ignore[misc]
+class TrackedScheduler(Scheduler):
     """Learns of every change from the method of the base that makes it, never by comparing lists."""
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
