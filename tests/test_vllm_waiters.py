@@ -332,6 +332,26 @@ def test_a_failed_load_is_computed_here(cls):
     assert engine.outputs == {"p": 2}
 
 
+@both_classes
+def test_a_failed_load_ends_its_request_where_that_is_the_policy(cls):
+    s = with_connector(cls, failed_load="fail", num_blocks=8)
+    engine = Engine(s)
+    s.connector.answers = {"p": (64, True)}
+    add(s, p=(70, 2), a=(10, 4))
+    engine.step()
+    first = s.kv_cache_manager.get_block_ids("p")[0][0]
+    engine.schedule()
+    engine.settle(invalid_block_ids={first})
+    s.check()
+    assert engine.errors == ["p"]
+    if "p" in s.requests:  # its blocks are kept until the transfer has ended
+        engine.step(received=["p"])
+    add(s, b=(64, 2))
+    engine.run()
+    assert engine.outputs == {"p": 0, "a": 4, "b": 2}
+    assert usable_free(s) == 7
+
+
 # --- adapters ---
 
 

@@ -60,12 +60,15 @@ def build_ahead(cls, ahead, **config):
     return build(cls, async_scheduling=bool(ahead), **config)
 
 
-def with_connector(cls, **config):
+def with_connector(cls, *, failed_load="recompute", **config):
     """A scheduler with a `FakeConnector`, found at `scheduler.connector`."""
 
     def edit(vllm_config):
         vllm_config.kv_transfer_config = KVTransferConfig(
-            kv_connector="FakeConnector", kv_connector_module_path="vllm_connector", kv_role="kv_both"
+            kv_connector="FakeConnector",
+            kv_connector_module_path="vllm_connector",
+            kv_role="kv_both",
+            kv_load_failure_policy=failed_load,
         )
 
     return build(cls, edit=edit, **config)
