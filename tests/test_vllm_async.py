@@ -107,8 +107,7 @@ def test_aborts_with_outputs_in_flight(when):
     assert (names(s.running), queued(s), usable_free(s)) == ([], [], 399)
 
 
-def test_an_id_that_comes_again_while_its_output_is_in_flight():
-    """The output of the first belongs to nobody any more; vLLM looks requests up by id, so what comes is counted."""
+def test_an_id_that_comes_again_after_an_abort():
     s, engine = ahead()
     add(s, b=(10, 9))
     engine.step()
