@@ -91,8 +91,8 @@ class NeuronScheduler(AdmittingScheduler):
 
     def schedule(self, throttle_prefills: bool = False, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Plans one step: all prefill, or all decode, or nothing."""
-        self._left = None
-        self._gate.begin()
+        self._begin()
+        saturated = self.prefill_capacity_bound
         paused = self._pause_state == PauseState.PAUSED_ALL
         head = None if paused else self._next_candidate()
         decode_ready = not paused and self._gate.decode_ready(self.running, self.current_step + 1)
@@ -106,14 +106,13 @@ class NeuronScheduler(AdmittingScheduler):
             output = self._prefill_pass(head, decode_ready, *args, **kwargs)
             if decode_ready and not output.total_num_scheduled_tokens:
                 prefill = False
-                output = self._decode_pass(None, *args, **kwargs)
+                output = self._decode_pass(None, throttle_prefills, *args, **kwargs)
         else:
             if head is not None and joining is None:
                 self._left = (head, self._reason(head) or ("interleave" if interleaved else "throttled"))
-            output = self._decode_pass(joining, *args, **kwargs)
-        if not throttled and not paused:
-            # vLLM's exception to throttling: a rank that cannot keep up with its queue is let go on.
-            self.prefill_capacity_bound = compat.ready_waiting(self)
+            output = self._decode_pass(joining, throttle_prefills, *args, **kwargs)
+        # vLLM's exception to throttling: a rank that could prefill and has not drained its queue is not throttled.
+        self.prefill_capacity_bound = saturated if throttled or paused else compat.ready_waiting(self)
         self._finish(output, prefill)
         return output
 
@@ -152,7 +151,8 @@ class NeuronScheduler(AdmittingScheduler):
         if decode_ready:
             others += [(self, name, connector) for name, connector in compat.deferring(self)]
         scheduled_before = set(self.prev_step_scheduled_req_ids) if decode_ready else set()
-        output = self._pass(View(self, visible, heads, others), decode_ready, *args, **kwargs)
+        # The step was chosen with regard to throttling; the base is not to ask itself again.
+        output = self._pass(View(self, visible, heads, others), decode_ready, False, *args, **kwargs)
         if decode_ready and not output.total_num_scheduled_tokens:
             compat.same_step(self, scheduled_before)
             compat.give_back_ids(self, output)
@@ -181,8 +181,7 @@ class NeuronScheduler(AdmittingScheduler):
         self._num_hidden = view.num_hidden
         try:
             with view:
-                # Who is to be held back is out of sight, so the base has nothing to throttle.
-                return self._call_base_schedule(False, *args, **kwargs)
+                return self._call_base_schedule(*args, **kwargs)
         finally:
             self._defers_connectors = False
             self._num_hidden = 0
@@ -252,7 +251,8 @@ class NeuronScheduler(AdmittingScheduler):
         Where tokens of a step in flight are needed first, only the engine's later call has the right one.
         """
         output._grammar_bitmask = output._structured_output_request_ids = None
-        if output.has_structured_output_requests and not output.pending_structured_output_tokens:
+        compiled = self.structured_output_manager.backend is not None
+        if compiled and output.has_structured_output_requests and not output.pending_structured_output_tokens:
             grammar = self.get_grammar_bitmask(output)
             if grammar is not None:
                 # The manager fills the same array again for the engine's own call.
