@@ -77,6 +77,15 @@ class NeuronScheduler(AdmittingScheduler):
             self.neuron_config.kv_admission,
         )
 
+        if self._gate.longest > self._gate.usable:
+            tokens = self._gate.usable * self.neuron_config.block_size
+            logger.warning(
+                "max_model_len %d is more than the %d tokens that the KV cache holds: requests that could grow beyond "
+                "it end with an error, one by one.",
+                self.max_model_len,
+                tokens,
+            )
+
     @property
     def state(self) -> SchedulerState:
         """What the scheduler does, as of the last step."""
@@ -222,7 +231,7 @@ class NeuronScheduler(AdmittingScheduler):
 
     def _pad(self, output: SchedulerOutput, prefill: bool) -> None:
         counts = output.num_scheduled_tokens
-        rows = [self._prefill_row(request_id, count) for request_id, count in counts.items()] if prefill else []
+        rows = self._prefill_rows(output) if prefill else []
         if not any(is_prefill for _, is_prefill, _ in rows):
             # A prefill step whose prompts were computed elsewhere but for their last tokens is a decode step.
             prefilling = [request.request_id for request in self._prefilling]
@@ -233,13 +242,21 @@ class NeuronScheduler(AdmittingScheduler):
         self.total_scheduled_tokens += total
         self.total_padding_tokens += bucket - total
 
-    def _prefill_row(self, request_id: str, count: int) -> tuple[str, bool, int]:
-        """(id, whether it had prompt tokens left, count) of a row; the base has moved its counts on already."""
-        request = self.requests[request_id]
-        before = request.num_computed_tokens - count
-        recomputes_last = self._is_remote(request) and before == request.num_tokens - 1 > 0
-        is_prefill = before < max(request.num_prompt_tokens, request.num_tokens - 1)
-        return request_id, is_prefill and not recomputes_last, count
+    def _prefill_rows(self, output: SchedulerOutput) -> list[tuple[str, bool, int]]:
+        """(id, whether it had prompt tokens left before the step, count) of each row."""
+        cached = output.scheduled_cached_reqs
+        before = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        before.update((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs)
+        rows = []
+        for request_id, count in output.num_scheduled_tokens.items():
+            request, computed = self.requests.get(request_id), before.get(request_id)
+            known = request is not None and computed is not None
+            rows.append((request_id, known and self._had_prompt_left(request, computed), count))
+        return rows
+
+    def _had_prompt_left(self, request: Request, computed: int) -> bool:
+        recomputes_last = self._is_remote(request) and computed == request.num_tokens - 1 > 0
+        return bool(computed < max(request.num_prompt_tokens, request.num_tokens - 1)) and not recomputes_last
 
     def _calculate_padded_count(self, token_count: int) -> int:
         """The smallest token bucket that holds a count; 0 for 0. ValueError beyond the last bucket."""
