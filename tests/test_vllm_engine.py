@@ -30,7 +30,7 @@ import neuron_sched
 from neuron_sched.vllm.buckets import get_bucket_for_count
 from vllm_harness import starts
 from vllm_model import CONFIG, write_model, write_weights
-from vllm_plugin import neuron_sched_async_again
+from vllm_plugin import neuron_sched_test_plugin
 
 current_platform.import_kernels()
 pytestmark = [
@@ -173,7 +173,7 @@ def one_process():
     environment, set_num_threads, state = dict(os.environ), torch.set_num_threads, random.getstate()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     hook = vars(CpuPlatform)["check_and_update_config"]
-    neuron_sched_async_again.register()
+    neuron_sched_test_plugin.keep_async()
     yield
     CpuPlatform.check_and_update_config = hook
     torch.set_num_threads = set_num_threads
