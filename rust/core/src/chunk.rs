@@ -14,6 +14,8 @@ const COST_SCALE: f64 = 1e6;
 pub struct Chunker {
     budget: u32,
     threshold: u32,
+    /// Tokens of which each request has its share, whatever the threshold.
+    shared: Option<u32>,
     plan: Option<Plan>,
 }
 
@@ -24,23 +26,74 @@ impl Chunker {
             Chunking::Fixed => None,
             Chunking::Bucket => Some(Plan::new(&config.num_batched_tokens_buckets, config.prefill_cost.as_deref())),
         };
-        Self { budget: config.prefill_budget(), threshold: config.long_prefill_token_threshold, plan }
+        Self { budget: config.prefill_budget(), threshold: config.long_prefill_token_threshold, shared: None, plan }
     }
 
-    /// Tokens of the next chunk of a prompt of which `rest` are to be computed, at least 1. `others`: any
-    /// other request is running or waiting, so the cap on long prompts applies.
-    pub fn chunk(&mut self, rest: u32, others: bool) -> u32 {
+    /// Never caps a chunk below an even share of `tokens` among all requests (vLLM's adaptive threshold).
+    #[must_use]
+    pub fn with_share_of(self, tokens: u32) -> Self {
+        Self { shared: Some(tokens), ..self }
+    }
+
+    /// Tokens of the next chunk of a prompt of which `rest` are to be computed, at least 1. `requests` run or
+    /// wait, itself included: with others there the cap on long prompts applies.
+    pub fn chunk(&mut self, rest: u32, requests: usize) -> u32 {
         let chunk = self.plan.as_mut().map_or(rest.min(self.budget), |plan| plan.chunk(rest));
-        if self.capped(others) { chunk.min(self.threshold) } else { chunk }
+        self.cap(requests).map_or(chunk, |cap| chunk.min(cap))
     }
 
     /// Whether prompts that have `sum` tokens to compute together may share a step.
-    pub fn packs(&self, sum: u64, others: bool) -> bool {
-        sum <= u64::from(self.budget) && !self.capped(others)
+    pub fn packs(&self, sum: u64, requests: usize) -> bool {
+        sum <= u64::from(self.budget) && self.cap(requests).is_none()
     }
 
-    fn capped(&self, others: bool) -> bool {
-        self.threshold > 0 && others
+    fn cap(&self, requests: usize) -> Option<u32> {
+        let share = |tokens: u32| u32::try_from(tokens as usize / requests).expect("a share of 32 bits");
+        (self.threshold > 0 && requests > 1).then(|| self.threshold.max(self.shared.map_or(0, share)))
+    }
+}
+
+/// The prompts that share one prefill step: the first whatever its length, others as long as all of them fit
+/// whole.
+#[derive(Clone, Copy, Debug)]
+pub struct Pack {
+    prompts_max: u32,
+    prompts: u32,
+    tokens: u64,
+}
+
+impl Pack {
+    /// None yet, at most `prompts_max`.
+    pub fn new(prompts_max: u32) -> Self {
+        Self { prompts_max, prompts: 0, tokens: 0 }
+    }
+
+    /// Takes in a prompt of which `rest` tokens are to be computed; `false`, and nothing changed, when it does
+    /// not fit.
+    pub fn add(&mut self, chunker: &Chunker, rest: u32, requests: usize) -> bool {
+        let fits = self.fits(chunker, rest, requests);
+        if fits {
+            self.prompts += 1;
+            self.tokens += u64::from(rest);
+        }
+        fits
+    }
+
+    /// Whether [`Pack::add`] would take it in.
+    pub fn fits(&self, chunker: &Chunker, rest: u32, requests: usize) -> bool {
+        let more = self.prompts < self.prompts_max && chunker.packs(self.tokens + u64::from(rest), requests);
+        self.prompts == 0 || more
+    }
+
+    /// Lets a prompt go that was taken in.
+    pub fn remove(&mut self, rest: u32) {
+        self.prompts -= 1;
+        self.tokens -= u64::from(rest);
+    }
+
+    /// Prompts taken in.
+    pub fn prompts(&self) -> u32 {
+        self.prompts
     }
 }
 
@@ -117,7 +170,7 @@ mod tests {
     fn split(chunker: &mut Chunker, mut rest: u32) -> Vec<u32> {
         let mut chunks = Vec::new();
         while rest > 0 {
-            chunks.push(chunker.chunk(rest, false));
+            chunks.push(chunker.chunk(rest, 1));
             rest -= chunks[chunks.len() - 1];
         }
         chunks
@@ -125,12 +178,12 @@ mod tests {
 
     fn planned(sizes: &[i64], costs: Option<&[(u32, f64)]>) -> Chunker {
         let buckets = Buckets::new("buckets", sizes, None).unwrap();
-        Chunker { budget: buckets.last(), threshold: 0, plan: Some(Plan::new(&buckets, costs)) }
+        Chunker { budget: buckets.last(), threshold: 0, shared: None, plan: Some(Plan::new(&buckets, costs)) }
     }
 
     #[test]
     fn fixed_takes_what_the_budget_leaves() {
-        let mut fixed = Chunker { budget: 2048, threshold: 0, plan: None };
+        let mut fixed = Chunker { budget: 2048, threshold: 0, shared: None, plan: None };
         assert_eq!(split(&mut fixed, 10_000), [2048, 2048, 2048, 2048, 1808]);
     }
 
@@ -145,9 +198,21 @@ mod tests {
 
     #[test]
     fn v09_the_cap_holds_while_others_are_there() {
-        let mut capped = Chunker { budget: 512, threshold: 128, plan: None };
-        assert_eq!((capped.chunk(400, true), capped.chunk(400, false), capped.chunk(16, true)), (128, 400, 16));
-        assert!(!capped.packs(10, true) && capped.packs(512, false) && !capped.packs(513, false));
+        let mut capped = Chunker { budget: 512, threshold: 128, shared: None, plan: None };
+        assert_eq!((capped.chunk(400, 2), capped.chunk(400, 1), capped.chunk(16, 2)), (128, 400, 16));
+        assert!(!capped.packs(10, 2) && capped.packs(512, 1) && !capped.packs(513, 1));
+        let mut shared = capped.with_share_of(512);
+        assert_eq!([1, 2, 3, 4, 5].map(|requests| shared.chunk(400, requests)), [400, 256, 170, 128, 128]);
+    }
+
+    #[test]
+    fn the_first_prompt_is_packed_whatever_its_length() {
+        let chunker = Chunker { budget: 100, threshold: 0, shared: None, plan: None };
+        let mut pack = Pack::new(3);
+        assert!(pack.add(&chunker, 400, 9) && !pack.add(&chunker, 1, 9));
+        pack.remove(400);
+        let added = [40, 40, 30, 20, 1].map(|rest| pack.add(&chunker, rest, 9));
+        assert_eq!((added, pack.prompts()), ([true, true, false, true, false], 3));
     }
 
     /// Every split there is, best first by the rule's own words.

@@ -7,9 +7,13 @@ use crate::config::KvAdmission;
 use crate::error::Error;
 use crate::request::Row;
 
-/// Why the head of the queue waits. The first four are admission's, in the order in which they are tested.
+/// Why the head of the queue waits. `Slots` to `Kv` are admission's, in the order in which they are tested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Wait {
+    /// The caller has paused the scheduler.
+    Paused,
+    /// Nobody who waits is ready: all wait for something outside the scheduler.
+    Blocked,
     /// Every slot is held.
     Slots,
     /// A prompt is part done and goes first.
@@ -32,6 +36,8 @@ impl Wait {
     /// The stable name, for metrics and messages.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Paused => "paused",
+            Self::Blocked => "blocked",
             Self::Slots => "slots",
             Self::PrefillInProgress => "prefill_in_progress",
             Self::PrefillBatchFull => "prefill_batch_full",
@@ -61,11 +67,16 @@ impl WorstCase {
     /// Blocks of a request with that prompt that emits at most `outputs` tokens. The last token is never
     /// written to the cache, hence the `- 1`.
     pub fn blocks(&self, prompt: u32, outputs: u32) -> u32 {
+        self.tokens(prompt, outputs).div_ceil(self.block_size)
+    }
+
+    /// Tokens in the cache of such a request, those kept beyond the last one included.
+    pub fn tokens(&self, prompt: u32, outputs: u32) -> u32 {
         let last = match self.rule {
             KvAdmission::MaxModelLen => self.max_model_len,
             KvAdmission::Reserve => self.capped(u64::from(prompt) + u64::from(outputs) - 1),
         };
-        last.max(prompt).div_ceil(self.block_size)
+        last.max(prompt)
     }
 
     /// Blocks that hold `tokens` and the slots kept beyond them.
@@ -89,14 +100,19 @@ impl WorstCase {
 pub struct Candidate {
     /// Blocks that it needs at worst.
     pub need: u32,
+    /// Its row, where it holds blocks already.
+    pub row: Option<Row>,
     /// Whether a prompt is part done.
     pub prefill_in_progress: bool,
     /// Whether the prompts chosen for this step leave no room for it.
     pub batch_full: bool,
-    /// Requests chosen for this step before it, not yet held.
-    pub chosen: u32,
-    /// Blocks that those need at worst.
-    pub chosen_need: u32,
+}
+
+/// What one request holds.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    need: u32,
+    seated: bool,
 }
 
 /// Slots and promised KV blocks.
@@ -104,8 +120,10 @@ pub struct Candidate {
 pub struct Ledger {
     slots: u32,
     usable: u32,
-    /// What each holder reserved, by row index; `None` where nothing is held.
-    held: Vec<Option<u32>>,
+    watermark: u32,
+    /// By row index; `None` where nothing is held.
+    held: Vec<Option<Held>>,
+    seated: u32,
     holders: u32,
     reserved: u32,
 }
@@ -113,7 +131,13 @@ pub struct Ledger {
 impl Ledger {
     /// A ledger over `slots` places in the batch and `usable` KV blocks.
     pub fn new(slots: u32, usable: u32) -> Self {
-        Self { slots, usable, held: Vec::new(), holders: 0, reserved: 0 }
+        Self { slots, usable, watermark: 0, held: Vec::new(), seated: 0, holders: 0, reserved: 0 }
+    }
+
+    /// Keeps `blocks` more free whenever a request starts while others hold blocks.
+    #[must_use]
+    pub fn with_watermark(self, blocks: u32) -> Self {
+        Self { watermark: blocks, ..self }
     }
 
     /// Refuses what would not fit an empty cache.
@@ -126,13 +150,14 @@ impl Ledger {
 
     /// Why the candidate may not start now; `None` when it may.
     pub fn refuse(&self, candidate: &Candidate) -> Option<Wait> {
-        if self.holders + candidate.chosen >= self.slots {
+        let held = candidate.row.and_then(|row| self.entry(row));
+        if held.is_none_or(|held| !held.seated) && self.seated >= self.slots {
             Some(Wait::Slots)
         } else if candidate.prefill_in_progress {
             Some(Wait::PrefillInProgress)
         } else if candidate.batch_full {
             Some(Wait::PrefillBatchFull)
-        } else if candidate.need > self.usable - self.reserved - candidate.chosen_need {
+        } else if held.is_none() && candidate.need > self.usable.saturating_sub(self.promised()) {
             Some(Wait::Kv)
         } else {
             None
@@ -141,34 +166,54 @@ impl Ledger {
 
     /// Gives `row` a slot and reserves `need` blocks for it.
     pub fn hold(&mut self, row: Row, need: u32) {
+        self.reserve(row, need);
+        self.seat(row);
+    }
+
+    /// Reserves `need` blocks for `row`, without a slot.
+    pub fn reserve(&mut self, row: Row, need: u32) {
         if self.held.len() <= row.index() {
             self.held.resize(row.index() + 1, None);
         }
-        let before = self.held[row.index()].replace(need);
-        assert!(before.is_none(), "a request holds its slot once");
+        let before = self.held[row.index()].replace(Held { need, seated: false });
+        assert!(before.is_none(), "a request reserves once");
         self.holders += 1;
         self.reserved += need;
-        assert!(self.holders <= self.slots && self.reserved <= self.usable, "admission was asked first");
+    }
+
+    /// Gives `row`, which has reserved blocks, a slot, unless it has one.
+    pub fn seat(&mut self, row: Row) {
+        let held = self.held[row.index()].as_mut().expect("only a holder is seated");
+        self.seated += u32::from(!held.seated);
+        held.seated = true;
+    }
+
+    /// Takes the slot of `row` back, if it has one; its blocks stay reserved.
+    pub fn unseat(&mut self, row: Row) {
+        let held = self.held[row.index()].as_mut().expect("only a holder is unseated");
+        self.seated -= u32::from(held.seated);
+        held.seated = false;
     }
 
     /// Takes back the slot and the blocks of `row`.
     pub fn release(&mut self, row: Row) {
-        let need = self.held[row.index()].take().expect("only a holder is released");
+        self.unseat(row);
+        let held = self.held[row.index()].take().expect("only a holder is released");
         self.holders -= 1;
-        self.reserved -= need;
+        self.reserved -= held.need;
     }
 
     /// Blocks reserved by `row`, if it holds any.
     pub fn held(&self, row: Row) -> Option<u32> {
-        self.held.get(row.index()).copied().flatten()
+        self.entry(row).map(|held| held.need)
     }
 
     /// Requests that hold a slot.
-    pub fn holders(&self) -> u32 {
-        self.holders
+    pub fn seated(&self) -> u32 {
+        self.seated
     }
 
-    /// Blocks promised to them.
+    /// Blocks promised to those that hold some.
     pub fn reserved(&self) -> u32 {
         self.reserved
     }
@@ -176,6 +221,15 @@ impl Ledger {
     /// Blocks of the whole cache.
     pub fn usable(&self) -> u32 {
         self.usable
+    }
+
+    fn entry(&self, row: Row) -> Option<Held> {
+        self.held.get(row.index()).copied().flatten()
+    }
+
+    /// Blocks that nobody who starts may count on.
+    fn promised(&self) -> u32 {
+        self.reserved + if self.holders > 0 { self.watermark } else { 0 }
     }
 }
 
@@ -213,12 +267,33 @@ mod tests {
         assert_eq!(ledger.refuse(&all), Some(Wait::PrefillInProgress));
         assert_eq!(ledger.refuse(&part), Some(Wait::PrefillBatchFull));
         assert_eq!(ledger.refuse(&kv), Some(Wait::Kv));
-        assert_eq!(ledger.refuse(&Candidate { need: 4, ..kv }), None);
-        assert_eq!(ledger.refuse(&Candidate { need: 1, chosen: 1, chosen_need: 4, ..kv }), Some(Wait::Slots));
+        let fits = Candidate { need: 4, batch_full: false, ..part };
+        assert_eq!(ledger.refuse(&fits), None);
         ledger.hold(rows[1], 4);
         assert_eq!(ledger.refuse(&all), Some(Wait::Slots));
         ledger.release(rows[0]);
-        assert_eq!((ledger.holders(), ledger.reserved(), ledger.held(rows[0])), (1, 4, None));
+        assert_eq!((ledger.seated(), ledger.reserved(), ledger.held(rows[0])), (1, 4, None));
         assert!(ledger.fits_ever(10).is_ok() && ledger.fits_ever(11).is_err());
+    }
+
+    #[test]
+    fn who_holds_blocks_without_a_slot_needs_no_more_of_them() {
+        let mut slab = Rows::default();
+        let rows = [slab.insert(()), slab.insert(())];
+        let mut ledger = Ledger::new(1, 10).with_watermark(2);
+        let ask = |ledger: &Ledger, need, row| ledger.refuse(&Candidate { need, row, ..Candidate::default() });
+        assert_eq!((ask(&ledger, 10, None), ask(&ledger, 11, None)), (None, Some(Wait::Kv)));
+        ledger.reserve(rows[0], 6);
+        assert_eq!((ask(&ledger, 2, None), ask(&ledger, 3, None)), (None, Some(Wait::Kv)));
+        assert_eq!(ask(&ledger, 6, Some(rows[0])), None);
+        ledger.hold(rows[1], 2);
+        assert_eq!(ask(&ledger, 6, Some(rows[0])), Some(Wait::Slots));
+        assert_eq!(ask(&ledger, 2, Some(rows[1])), None);
+        ledger.unseat(rows[1]);
+        ledger.seat(rows[0]);
+        assert_eq!((ledger.seated(), ledger.reserved()), (1, 8));
+        ledger.release(rows[0]);
+        ledger.release(rows[1]);
+        assert_eq!((ledger.seated(), ledger.reserved()), (0, 0));
     }
 }

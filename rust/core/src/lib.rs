@@ -16,6 +16,7 @@ pub mod decimal;
 pub mod error;
 pub mod exclusive;
 pub mod fixed_map;
+pub mod gate;
 pub mod kv_cache;
 pub mod ledger;
 pub mod mixed;

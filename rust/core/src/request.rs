@@ -20,6 +20,18 @@ impl Row {
     pub fn index(self) -> usize {
         self.index as usize
     }
+
+    /// The handle as a number, for callers who keep it outside; [`Row::from_bits`] is its inverse.
+    pub fn to_bits(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+
+    /// The handle that [`Row::to_bits`] gave; another number is a handle that finds nothing.
+    pub fn from_bits(bits: u64) -> Self {
+        #[allow(clippy::cast_possible_truncation, reason = "the two halves")]
+        let (index, generation) = (bits as u32, (bits >> 32) as u32);
+        Self { index, generation }
+    }
 }
 
 /// A slab: constant-time insert, look-up and removal, no move of what stays.

@@ -107,17 +107,19 @@ impl Step {
     }
 }
 
-/// What a step may not break, whoever planned it: one phase only, no count below 1, no padded total below
-/// the real one. `rows` gives for each row whether it has prompt tokens left, and its real count.
+/// What a step may not break, whoever planned it: one phase only, no count below 1, a decode row no wider
+/// than `width`, no padded total below the real one. `rows` gives for each row whether it has prompt tokens
+/// left, and its real count. The padded size of a decode counts rows.
 pub fn check<N: std::fmt::Display>(
     kind: Kind,
     padded: u32,
+    width: i64,
     rows: impl Iterator<Item = (bool, i64)> + Clone,
     name: impl Fn(usize) -> N,
 ) -> Result<(), Error> {
     let wrong = |(prefill, count): (bool, i64)| match kind {
         Kind::Prefill => !prefill || count < 1,
-        Kind::Decode => prefill || count != 1,
+        Kind::Decode => prefill || !(1..=width).contains(&count),
         Kind::Idle => true,
     };
     // Counted first, which runs over several rows at a time; searched for only when there is one.
@@ -128,10 +130,10 @@ pub fn check<N: std::fmt::Display>(
         let what = format!("a {} step holds {row} {} with {count} tokens", kind.name(), name(at));
         return Err(Error::Violation(what));
     }
-    // Each row of a decode was found to have one token.
     let total: i64 = if kind == Kind::Decode { rows.map(|_| 1).sum() } else { rows.map(|(_, count)| count).sum() };
     if total > i64::from(padded) {
-        let what = format!("a {} step of {total} tokens, {} first, is padded to {padded}", kind.name(), name(0));
+        let unit = if kind == Kind::Decode { "rows" } else { "tokens" };
+        let what = format!("a {} step of {total} {unit}, {} first, is padded to {padded}", kind.name(), name(0));
         return Err(Error::Violation(what));
     }
     Ok(())
@@ -144,7 +146,7 @@ mod tests {
     #[test]
     fn violations_name_who_and_how_many() {
         let check = |kind, padded, rows: &[(bool, i64)]| {
-            check(kind, padded, rows.iter().copied(), |at| ["a", "b"][at]).map_err(|error| error.to_string())
+            check(kind, padded, 1, rows.iter().copied(), |at| ["a", "b"][at]).map_err(|error| error.to_string())
         };
         assert_eq!(check(Kind::Prefill, 128, &[(true, 60), (true, 68)]), Ok(()));
         assert_eq!(check(Kind::Decode, 2, &[(false, 1), (false, 1)]), Ok(()));

@@ -4,6 +4,7 @@
 mod config;
 mod count;
 mod error;
+mod gate;
 mod guard;
 mod mixed;
 mod request;
@@ -23,6 +24,8 @@ mod _native {
     use super::build_info;
     #[pymodule_export]
     use super::config::{Buckets, NeuronConfig};
+    #[pymodule_export]
+    use super::gate::Gate;
     #[pymodule_export]
     use super::mixed::{Req, Requests, Scheduler};
     #[pymodule_export]

@@ -56,23 +56,23 @@ impl Named {
 #[pyclass(frozen, get_all, module = "neuron_sched")]
 pub(crate) struct Explanation {
     /// The request at the head.
-    id: Py<PyString>,
+    pub(crate) id: Py<PyString>,
     /// Stable name of what it waits for; `"ready"`: nothing, the next `schedule()` takes it.
-    reason: &'static str,
+    pub(crate) reason: Py<PyString>,
     /// What it needs at worst.
-    needed: u32,
+    pub(crate) needed: u32,
     /// What the running requests have reserved.
-    reserved: u32,
+    pub(crate) reserved: u32,
     /// The whole cache.
-    usable: u32,
+    pub(crate) usable: u32,
 }
 
 #[pymethods]
 impl Explanation {
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        let Self { reason, needed, reserved, usable, .. } = self;
-        let id = self.id.bind(py).repr()?;
-        Ok(format!("Explanation(id={id}, reason='{reason}', needed={needed}, reserved={reserved}, usable={usable})"))
+        let Self { needed, reserved, usable, .. } = self;
+        let (id, reason) = (self.id.bind(py).repr()?, self.reason.bind(py).repr()?);
+        Ok(format!("Explanation(id={id}, reason={reason}, needed={needed}, reserved={reserved}, usable={usable})"))
     }
 }
 
@@ -210,15 +210,17 @@ impl BucketScheduler {
 
     /// Why the head of the queue waits, before the next `schedule()`; None when nothing waits.
     fn explain(&self, py: Python<'_>) -> PyResult<Option<Explanation>> {
-        self.named.with(|named| {
-            named.core.explain().map(|explanation| Explanation {
-                id: named.id(py, explanation.row),
-                reason: explanation.wait.name(),
-                needed: explanation.needed,
-                reserved: explanation.reserved,
-                usable: explanation.usable,
-            })
-        })
+        let found = self.named.with(|named| {
+            let explanation = named.core.explain()?;
+            Some((named.id(py, explanation.row), explanation))
+        })?;
+        Ok(found.map(|(id, explanation)| Explanation {
+            id,
+            reason: PyString::intern(py, explanation.wait.name()).unbind(),
+            needed: explanation.needed,
+            reserved: explanation.reserved,
+            usable: explanation.usable,
+        }))
     }
 
     /// Verifies the conservation laws; `RuntimeError` tells of a fault of the scheduler itself.

@@ -59,7 +59,7 @@ impl ExclusiveScheduler {
         law(pool.returned().all(|block| pool.refs(block) == 0), "a free block has no owner")?;
         let reserved: u32 = self.lanes.iter().filter_map(|lane| self.ledger.held(lane.row)).sum();
         law(reserved == self.ledger.reserved() && reserved <= self.ledger.usable(), "promises are within the cache")?;
-        law(self.lanes.len() == self.ledger.holders() as usize, "who runs holds a slot")
+        law(self.lanes.len() == self.ledger.seated() as usize, "who runs holds a slot")
     }
 
     fn check_lanes(&self, law: &impl Fn(bool, &str) -> Result<(), Error>) -> Result<(), Error> {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::lane::Lane;
 use super::{ExclusiveScheduler, Pending, Place, Started};
+use crate::chunk::Pack;
 use crate::error::Error;
 use crate::ledger::{Candidate, Wait};
 use crate::phase::{Decision, Kind};
@@ -85,17 +86,14 @@ impl ExclusiveScheduler {
             let first = self.lanes.len();
             (first, self.start_prompts())
         };
-        let others = self.lanes.len() + self.queue.len() > 1;
-        let mut rests = 0;
-        let fit = |lane: &Lane| {
-            rests += u64::from(lane.rest());
-            self.chunker.packs(rests, others)
-        };
-        let together = self.lanes.iter_from(first).take(self.prefills_max as usize).take_while(fit).count();
-        for at in first..first + together.max(1) {
+        let requests = self.lanes.len() + self.queue.len();
+        let mut pack = Pack::new(self.prefills_max);
+        let fits = |lane: &Lane| pack.add(&self.chunker, lane.rest(), requests);
+        let together = self.lanes.iter_from(first).take_while(fits).count();
+        for at in first..first + together {
             let lane = self.lanes.get(at);
             let (rest, uncomputed) = (lane.rest(), lane.prompt - lane.projected());
-            let tokens = if together > 1 { uncomputed } else { self.chunker.chunk(rest, others).min(uncomputed) };
+            let tokens = if together > 1 { uncomputed } else { self.chunker.chunk(rest, requests).min(uncomputed) };
             step.rows.push(lane.row);
             step.computed.push(lane.projected());
             step.chunks.push(Chunk { tokens, last: tokens == uncomputed });
@@ -104,7 +102,7 @@ impl ExclusiveScheduler {
         step.padded = self.token_buckets.fit(step.total())?;
         let lanes = self.lanes.iter_from(first);
         let rows = step.chunks.iter().zip(lanes).map(|(chunk, lane)| (lane.prefilling(), i64::from(chunk.tokens)));
-        check(step.kind, step.padded, rows, |at| step.rows[at].index())?;
+        check(step.kind, step.padded, 1, rows, |at| step.rows[at].index())?;
         for (at, chunk) in step.chunks.iter().enumerate() {
             self.lanes.plan(first + at, chunk.tokens);
             self.take_slots(first + at);
@@ -114,15 +112,12 @@ impl ExclusiveScheduler {
 
     /// Admits heads of the queue, as many as may start together; answers why the next one may not.
     fn start_prompts(&mut self) -> Option<Wait> {
-        let first = self.lanes.len();
-        let mut prompts = 0;
+        let mut pack = Pack::new(self.prefills_max);
         while let Some(row) = self.queue.head() {
             let request = self.request(row);
-            prompts += request.prompt.len() as u64;
-            let started = self.lanes.len() - first;
-            let others = self.lanes.len() + self.queue.len() > 1;
-            let full = started >= self.prefills_max as usize || !self.chunker.packs(prompts, others);
-            let candidate = Candidate { need: request.need, batch_full: started > 0 && full, ..Candidate::default() };
+            let requests = self.lanes.len() + self.queue.len();
+            let batch_full = !pack.add(&self.chunker, Lane::length(&request.prompt), requests);
+            let candidate = Candidate { need: request.need, batch_full, ..Candidate::default() };
             if let Some(refused) = self.ledger.refuse(&candidate) {
                 return Some(refused);
             }
@@ -178,10 +173,10 @@ impl ExclusiveScheduler {
         let name = |at: usize| step.rows[at].index();
         if gap {
             let rows = self.lanes.iter().filter(Lane::ready).map(|lane| (lane.prefilling(), 1));
-            check(step.kind, step.padded, rows, name)?;
+            check(step.kind, step.padded, 1, rows, name)?;
         } else {
             let rows = self.lanes.prefilling(decoding).map(|prefilling| (prefilling, 1));
-            check(step.kind, step.padded, rows, name)?;
+            check(step.kind, step.padded, 1, rows, name)?;
         }
         let horizon = if gap { 1 } else { self.lanes.horizon() };
         self.turn_wheel(self.lanes.next_clock(), 1);

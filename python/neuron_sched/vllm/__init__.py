@@ -1,0 +1,1 @@
+"""Schedulers for vLLM, drop-ins for `--scheduler-cls`; nothing here imports vLLM before it is used."""

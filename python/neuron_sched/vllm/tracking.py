@@ -1,0 +1,188 @@
+"""The base scheduler, with the core told who holds a slot and KV blocks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.request import Request, RequestStatus
+
+from neuron_sched._native import Gate, NeuronConfig
+from neuron_sched.vllm import compat, config
+from neuron_sched.vllm.compat import logger
+from neuron_sched.vllm.heads import Ticket
+
+__all__ = ["TrackedScheduler"]
+
+
+class TrackedScheduler(Scheduler):  # type: ignore[misc]
+    """Learns of every change from the method of the base that makes it, never by comparing lists."""
+
+    def __init__(self, vllm_config: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
+        compat.warn_of_release()
+        compat.require(type(self), compat.METHODS)
+        runs_ahead = bool(vllm_config.scheduler_config.async_scheduling)
+        if runs_ahead and not isinstance(self, AsyncScheduler):
+            raise ValueError(
+                f"scheduler_cls: {type(self).__name__}: expected neuron_sched.NeuronAsyncScheduler under an engine "
+                "that schedules asynchronously, or --no-async-scheduling"
+            )
+        self.neuron_config: NeuronConfig = config.read(vllm_config, kv_cache_config.num_blocks, runs_ahead=runs_ahead)
+        # Requests that can never run: they end with an error in the next `update_from_output()`.
+        self._unservable: dict[str, Request] = {}
+        # Running requests with prompt tokens left, in order of admission.
+        self._prefilling: list[Request] = []
+        # LoRA adapters of running requests.
+        self._loras: Counter[int] = Counter()
+        self._turns = 0
+        super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
+        compat.require(self, compat.ATTRIBUTES)
+        self._gate = Gate(
+            self.neuron_config,
+            compat.kv_groups(self),
+            slots_max=getattr(self, compat.active_limit(self)),
+            watermark=self.kv_cache_manager.watermark_blocks,
+            adaptive_threshold=bool(getattr(self, "adaptive_long_prefill_threshold", False)),
+            decode_width=1 + self.num_spec_tokens,
+        )
+
+    # Arrival
+
+    def add_request(self, request: Request) -> None:
+        """As the base, but never raises into the engine: a second request under a living id is dropped."""
+        known = self.requests.get(request.request_id)
+        if known is not None and known.streaming_queue is None:
+            logger.error(
+                "Request %r is dropped: another request with this id is still alive; that one goes on.",
+                request.request_id,
+            )
+            return
+        super().add_request(request)
+
+    def _enqueue_waiting_request(self, request: Request) -> None:
+        self._turns += 1
+        ticket = getattr(request, "neuron", None)
+        if ticket is not None:
+            # A session goes on with the blocks that it holds.
+            ticket.turn = self._turns
+        else:
+            try:
+                need = self._gate.need(request.num_prompt_tokens, max(0, request.max_tokens), request.resumable)
+            except ValueError as error:
+                logger.warning("Request %r can never run and ends with an error: %s", request.request_id, error)
+                self._unservable[request.request_id] = request
+                return
+            request.neuron = Ticket(need, self._turns)
+        super()._enqueue_waiting_request(request)
+
+    # Admission
+
+    def _admit(self, request: Request) -> None:
+        """Counts a request that the base has put among the running; its slot and blocks are reserved already."""
+        if request.lora_request:
+            self._loras[request.lora_request.lora_int_id] += 1
+        self._track_prefill(request)
+
+    def _track_prefill(self, request: Request) -> None:
+        """Keeps the list of prompts that are part done right after a request's counts have moved."""
+        listed = request in self._prefilling
+        if self._is_prefill_request(request):
+            if not listed:
+                self._prefilling.append(request)
+        elif listed:
+            self._prefilling.remove(request)
+
+    def _is_prefill_request(self, request: Request) -> bool:
+        """Whether prompt tokens are left to compute; outputs that are replayed after a preemption count as such."""
+        return bool(request.num_computed_tokens < max(request.num_prompt_tokens, request.num_tokens - 1))
+
+    def _lora_fits(self, request: Request) -> bool:
+        """Whether its adapter may be loaded besides those of all running requests, hidden or not."""
+        lora = request.lora_request
+        if self.lora_config is None or lora is None:
+            return True
+        return lora.lora_int_id in self._loras or len(self._loras) < self.lora_config.max_loras
+
+    # Departure
+
+    def _leave_running(self, request: Request) -> None:
+        if request in self._prefilling:
+            self._prefilling.remove(request)
+        lora = request.lora_request
+        if lora is not None and lora.lora_int_id in self._loras:
+            self._loras[lora.lora_int_id] -= 1
+            self._loras += Counter()  # drops those that came to zero
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self._unservable.pop(request.request_id, None)
+        self._leave_running(request)
+        ticket = getattr(request, "neuron", None)
+        if ticket is not None and ticket.row is not None:
+            # A connector may keep the blocks for a while; `_free_blocks` tells.
+            self._gate.unseat(ticket.row)
+        return super()._free_request(request, *args, **kwargs)
+
+    def _free_blocks(self, request: Request) -> None:
+        super()._free_blocks(request)
+        self._release(request)
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, *args, **kwargs)
+        self._leave_running(request)
+        self._release(request)
+
+    def _release(self, request: Request) -> None:
+        ticket = getattr(request, "neuron", None)
+        if ticket is not None and ticket.row is not None:
+            self._gate.leave(ticket.row)
+            ticket.row = None
+
+    def _handle_stopped_request(self, request: Request) -> bool:
+        finished = bool(super()._handle_stopped_request(request))
+        if not finished:
+            # A session keeps its slot and its blocks until the next prompt comes.
+            self._leave_running(request)
+        return finished
+
+    def _update_requests_with_invalid_blocks(self, requests: Iterable[Request], *args: Any, **kwargs: Any) -> Any:
+        """Blocks whose load failed are computed again: a request that decoded may be back in its prompt."""
+        affected = list(requests)
+        found = super()._update_requests_with_invalid_blocks(affected, *args, **kwargs)
+        for request in affected:
+            if request.status == RequestStatus.RUNNING:
+                self._track_prefill(request)
+        if len(self._prefilling) > 1:
+            order = {request: at for at, request in enumerate(self.running)}
+            self._prefilling.sort(key=order.__getitem__)
+        return found
+
+    # Requests that can never run
+
+    def get_num_unfinished_requests(self) -> int:
+        """As the base, with those that are still to end with an error."""
+        paused = self._pause_state == PauseState.PAUSED_ALL
+        return int(super().get_num_unfinished_requests()) + (0 if paused else len(self._unservable))
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, EngineCoreOutputs]:
+        """As the base; then requests that can never run end with an error output."""
+        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
+        if self._unservable:
+            ended = list(self._unservable.values())
+            self.finish_requests(list(self._unservable), RequestStatus.FINISHED_ERROR)
+            for request in ended:
+                of_client = outputs.setdefault(request.client_index, EngineCoreOutputs())
+                of_client.outputs.append(
+                    EngineCoreOutput(
+                        request_id=request.request_id,
+                        new_token_ids=[],
+                        finish_reason=request.get_finished_reason(),
+                        events=request.take_events(),
+                        trace_headers=request.trace_headers,
+                    )
+                )
+        return outputs
