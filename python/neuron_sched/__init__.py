@@ -34,10 +34,16 @@ __all__ = [
     "build_info",
 ]
 
+_VLLM_CLASSES = ("NeuronAsyncScheduler", "NeuronScheduler")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_VLLM_CLASSES})
+
 
 def __getattr__(name: str) -> Any:
     """The vLLM classes, loaded when asked for: nothing else here needs vLLM."""
-    if name not in {"NeuronAsyncScheduler", "NeuronScheduler"}:
+    if name not in _VLLM_CLASSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         from neuron_sched.vllm import scheduler

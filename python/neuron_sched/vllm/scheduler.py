@@ -48,6 +48,8 @@ class NeuronScheduler(AdmittingScheduler):
     of a decode in rows (0 otherwise).
     """
 
+    prefill_capacity_bound: bool
+
     def __init__(self, vllm_config: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
         self.max_prefills_per_batch: int = self.neuron_config.max_prefills_per_batch
@@ -77,9 +79,18 @@ class NeuronScheduler(AdmittingScheduler):
             self.neuron_config.kv_admission,
         )
 
+        if self._gate.longest > self._gate.usable:
+            tokens = self._gate.usable * self.neuron_config.block_size
+            logger.warning(
+                "max_model_len %d is more than the %d tokens that the KV cache holds: requests that could grow beyond "
+                "it end with an error, one by one.",
+                self.max_model_len,
+                tokens,
+            )
+
     @property
     def state(self) -> SchedulerState:
-        """What the scheduler does, as of the last step."""
+        """Idle when nobody waits and nobody runs, else what the last step did that scheduled something."""
         return self._state
 
     @property
@@ -91,8 +102,8 @@ class NeuronScheduler(AdmittingScheduler):
 
     def schedule(self, throttle_prefills: bool = False, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Plans one step: all prefill, or all decode, or nothing."""
-        self._left = None
-        self._gate.begin()
+        self._begin()
+        saturated = self.prefill_capacity_bound
         paused = self._pause_state == PauseState.PAUSED_ALL
         head = None if paused else self._next_candidate()
         decode_ready = not paused and self._gate.decode_ready(self.running, self.current_step + 1)
@@ -106,14 +117,13 @@ class NeuronScheduler(AdmittingScheduler):
             output = self._prefill_pass(head, decode_ready, *args, **kwargs)
             if decode_ready and not output.total_num_scheduled_tokens:
                 prefill = False
-                output = self._decode_pass(None, *args, **kwargs)
+                output = self._decode_pass(None, throttle_prefills, *args, **kwargs)
         else:
             if head is not None and joining is None:
                 self._left = (head, self._reason(head) or ("interleave" if interleaved else "throttled"))
-            output = self._decode_pass(joining, *args, **kwargs)
-        if not throttled and not paused:
-            # vLLM's exception to throttling: a rank that cannot keep up with its queue is let go on.
-            self.prefill_capacity_bound = compat.ready_waiting(self)
+            output = self._decode_pass(joining, throttle_prefills, *args, **kwargs)
+        # vLLM's exception to throttling: a rank that could prefill and has not drained its queue is not throttled.
+        self.prefill_capacity_bound = saturated if throttled or paused else compat.ready_waiting(self)
         self._finish(output, prefill)
         return output
 
@@ -152,7 +162,8 @@ class NeuronScheduler(AdmittingScheduler):
         if decode_ready:
             others += [(self, name, connector) for name, connector in compat.deferring(self)]
         scheduled_before = set(self.prev_step_scheduled_req_ids) if decode_ready else set()
-        output = self._pass(View(self, visible, heads, others), decode_ready, *args, **kwargs)
+        # The step was chosen with regard to throttling; the base is not to ask itself again.
+        output = self._pass(View(self, visible, heads, others), decode_ready, False, *args, **kwargs)
         if decode_ready and not output.total_num_scheduled_tokens:
             compat.same_step(self, scheduled_before)
             compat.give_back_ids(self, output)
@@ -181,8 +192,7 @@ class NeuronScheduler(AdmittingScheduler):
         self._num_hidden = view.num_hidden
         try:
             with view:
-                # Who is to be held back is out of sight, so the base has nothing to throttle.
-                return self._call_base_schedule(False, *args, **kwargs)
+                return self._call_base_schedule(*args, **kwargs)
         finally:
             self._defers_connectors = False
             self._num_hidden = 0
@@ -214,16 +224,15 @@ class NeuronScheduler(AdmittingScheduler):
         if counts:
             self._pad(output, prefill)
             self._gate.ran(prefill)
-        if not self.running and not any(self._queues()):
-            self._state = SchedulerState.IDLE
-        elif counts:
+        if counts:
             self._state = SchedulerState.ACTIVE_PREFILL if prefill else SchedulerState.ACTIVE_DECODE
+        self._idle_if_empty()
         self._attach_grammar(output)
         self._watchdog.saw(bool(counts), self.has_unfinished_requests(), self.explain)
 
     def _pad(self, output: SchedulerOutput, prefill: bool) -> None:
         counts = output.num_scheduled_tokens
-        rows = [self._prefill_row(request_id, count) for request_id, count in counts.items()] if prefill else []
+        rows = self._prefill_rows(output) if prefill else []
         if not any(is_prefill for _, is_prefill, _ in rows):
             # A prefill step whose prompts were computed elsewhere but for their last tokens is a decode step.
             prefilling = [request.request_id for request in self._prefilling]
@@ -234,13 +243,21 @@ class NeuronScheduler(AdmittingScheduler):
         self.total_scheduled_tokens += total
         self.total_padding_tokens += bucket - total
 
-    def _prefill_row(self, request_id: str, count: int) -> tuple[str, bool, int]:
-        """(id, whether it had prompt tokens left, count) of a row; the base has moved its counts on already."""
-        request = self.requests[request_id]
-        before = request.num_computed_tokens - count
-        recomputes_last = self._is_remote(request) and before == request.num_tokens - 1 > 0
-        is_prefill = before < max(request.num_prompt_tokens, request.num_tokens - 1)
-        return request_id, is_prefill and not recomputes_last, count
+    def _prefill_rows(self, output: SchedulerOutput) -> list[tuple[str, bool, int]]:
+        """(id, whether it had prompt tokens left before the step, count) of each row."""
+        cached = output.scheduled_cached_reqs
+        before = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        before.update((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs)
+        rows = []
+        for request_id, count in output.num_scheduled_tokens.items():
+            request, computed = self.requests.get(request_id), before.get(request_id, -1)
+            known = request is not None and computed >= 0
+            rows.append((request_id, known and self._had_prompt_left(request, computed), count))
+        return rows
+
+    def _had_prompt_left(self, request: Request, computed: int) -> bool:
+        recomputes_last = self._is_remote(request) and computed == request.num_tokens - 1 > 0
+        return bool(computed < max(request.num_prompt_tokens, request.num_tokens - 1)) and not recomputes_last
 
     def _calculate_padded_count(self, token_count: int) -> int:
         """The smallest token bucket that holds a count; 0 for 0. ValueError beyond the last bucket."""
@@ -252,7 +269,8 @@ class NeuronScheduler(AdmittingScheduler):
         Where tokens of a step in flight are needed first, only the engine's later call has the right one.
         """
         output._grammar_bitmask = output._structured_output_request_ids = None
-        if output.has_structured_output_requests and not output.pending_structured_output_tokens:
+        compiled = self.structured_output_manager.backend is not None
+        if compiled and output.has_structured_output_requests and not output.pending_structured_output_tokens:
             grammar = self.get_grammar_bitmask(output)
             if grammar is not None:
                 # The manager fills the same array again for the engine's own call.
@@ -264,7 +282,13 @@ class NeuronScheduler(AdmittingScheduler):
         self._num_in_flight = max(0, self._num_in_flight - 1)
         if not self._num_in_flight:
             self._left = None
-        return super().update_from_output(scheduler_output, model_runner_output)
+        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
+        self._idle_if_empty()
+        return outputs
+
+    def _idle_if_empty(self) -> None:
+        if not self.running and not any(self._queues()):
+            self._state = SchedulerState.IDLE
 
     def check(self) -> None:
         """Compares what the core was told with the base's queues; RuntimeError tells of a fault of these classes.

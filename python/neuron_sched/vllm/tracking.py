@@ -25,7 +25,7 @@ class TrackedScheduler(Scheduler):
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         compat.warn_of_release()
-        compat.require(type(self), compat.METHODS)
+        compat.require(Scheduler, compat.METHODS)
         runs_ahead = bool(vllm_config.scheduler_config.async_scheduling)
         if runs_ahead and not isinstance(self, AsyncScheduler):
             raise ValueError(
