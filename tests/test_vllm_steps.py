@@ -6,13 +6,13 @@ pytest.importorskip("vllm", reason="needs vLLM: make vllm-env")
 
 import time
 
+from vllm.v1.request import RequestStatus
+
 from neuron_sched.vllm.buckets import (
     get_bucket_for_count,
     get_default_num_batched_tokens_buckets,
     get_default_num_seqs_buckets,
 )
-from vllm.v1.request import RequestStatus
-
 from neuron_sched.vllm.scheduler import NeuronAsyncScheduler, SchedulerState
 from vllm_harness import request
 from vllm_setup import (
