@@ -1,0 +1,301 @@
+"""A real server: `vllm serve` of a tiny model with our class, asked over HTTP as its users ask it."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: make vllm-env")
+
+import requests
+from vllm.platforms import current_platform
+
+import neuron_sched
+import vllm_plugin
+from vllm_model import write_model
+
+pytestmark = [
+    pytest.mark.skipif(not current_platform.is_cpu(), reason="this vLLM is not built for the CPU"),
+    pytest.mark.filterwarnings("default"),  # vLLM's own
+    pytest.mark.timeout(600),
+]
+
+MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS = 2048, 32, 49
+USABLE_TOKENS = (NUM_BLOCKS - 1) * BLOCK_SIZE
+FLAGS = {
+    "load-format": "dummy",
+    "dtype": "float32",
+    "enforce-eager": True,
+    "max-model-len": MAX_MODEL_LEN,
+    "max-num-seqs": 8,
+    "max-num-batched-tokens": 512,
+    "block-size": BLOCK_SIZE,
+    "num-gpu-blocks-override": NUM_BLOCKS,
+    "kv-cache-memory-bytes": 64 << 20,
+    "served-model-name": "tiny",
+    "structured-outputs-config": json.dumps({"backend": "xgrammar", "disable_any_whitespace": True}),
+    "scheduler-cls": "neuron_sched.NeuronAsyncScheduler",
+}
+
+
+def command(*arguments, **flags):
+    """The command line of `vllm`."""
+    given = []
+    for name, value in flags.items():
+        given += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return [sys.executable, "-m", "vllm.entrypoints.cli.main", *map(str, arguments), *given]
+
+
+def environment():
+    """With the package under test and the plug-in of vllm_plugin."""
+    folders = [Path(neuron_sched.__file__).parent.parent, *vllm_plugin.__path__, os.environ.get("PYTHONPATH")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(str(folder) for folder in folders if folder),
+        "NEURON_SCHED_ALLOW_SMALL_CACHE": "1",
+        "VLLM_LOGGING_LEVEL": "DEBUG",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+
+
+@contextlib.contextmanager
+def process(arguments, log):
+    """A command that runs with everything it starts in a group of its own, which does not outlive the block."""
+    with log.open("wb") as file:
+        child = subprocess.Popen(
+            arguments, env=environment(), stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+        )
+    try:
+        yield child
+    except BaseException:
+        print(f"---- {log.name}\n{log.read_text(errors='replace')[-20_000:]}")
+        raise
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(20)
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@contextlib.contextmanager
+def serving(folder, **flags):
+    """A server that answers; its log is shown when it does not come up."""
+    url, log = f"http://127.0.0.1:{(port := free_port())}", folder / "server.log"
+    arguments = command("serve", write_model(folder / "model"), host="127.0.0.1", port=port, **{**FLAGS, **flags})
+    with process(arguments, log) as child:
+        deadline = time.monotonic() + 300
+        while True:
+            assert child.poll() is None, f"the server went with exit code {child.returncode}"
+            assert time.monotonic() < deadline, "the server does not come up"
+            with contextlib.suppress(requests.ConnectionError):
+                if requests.get(f"{url}/health", timeout=10).status_code == 200:
+                    break
+            time.sleep(0.5)
+        yield SimpleNamespace(url=url, log=log, child=child, model=folder / "model")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("server")) as server:
+        yield server
+
+
+@pytest.fixture
+def told(request, server):
+    """The server, and what it wrote to its log during a test that failed."""
+    failed, start = request.session.testsfailed, server.log.stat().st_size
+    yield server
+    if request.session.testsfailed > failed:
+        print(f"---- {server.log.name}\n{server.log.read_bytes()[start:][-20_000:].decode(errors='replace')}")
+
+
+def complete(server, prompt, **more):
+    body = {"model": "tiny", "prompt": prompt, "temperature": 0, "max_tokens": 8, "ignore_eos": True, **more}
+    return requests.post(f"{server.url}/v1/completions", json=body, timeout=120, stream=more.get("stream", False))
+
+
+def events(response):
+    """The parts of a streamed completion, as they come."""
+    for line in response.iter_lines():
+        if line.startswith(b"data: ") and line != b"data: [DONE]":
+            yield json.loads(line.removeprefix(b"data: "))
+
+
+def metric(server, name, **labels):
+    """The sum of a metric over its samples that carry these labels."""
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    samples = re.findall(rf"^{name}(\{{.*\}})? (\S+)$", requests.get(f"{server.url}/metrics", timeout=30).text, re.M)
+    found = [float(value) for given, value in samples if all(label in given for label in wanted)]
+    assert found, f"no metric {name}"
+    return sum(found)
+
+
+def lives(server):
+    assert server.child.poll() is None
+    answer = complete(server, "still there?")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def eventually(true, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.1)
+
+
+@pytest.mark.server
+def test_the_engine_is_asynchronous_and_has_our_class(told):
+    log = told.log.read_text()
+    assert "Batch queue is enabled with size 2" in log
+    assert len(starts_of("NeuronAsyncScheduler", log)) == 1
+
+
+def starts_of(name, log):
+    """The start-up lines of our class in a log."""
+    return re.findall(rf"^.*{name}.*buckets.*$", log, re.M)
+
+
+@pytest.mark.server
+def test_completions_are_streamed(told):
+    whole = complete(told, "Once upon a time", max_tokens=20).json()
+    assert whole["usage"] == {**whole["usage"], "prompt_tokens": 16, "completion_tokens": 20}
+    parts = list(events(complete(told, "Once upon a time", max_tokens=20, stream=True)))
+    assert len(parts) > 1
+    assert "".join(part["choices"][0]["text"] for part in parts) == whole["choices"][0]["text"]
+    assert parts[-1]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.server
+def test_a_client_that_hangs_up(told):
+    """Its request is aborted and holds nothing any more; the next client is served."""
+
+    def aborted():
+        return metric(told, "vllm:request_success_total", finished_reason="abort")
+
+    before = aborted()
+    with complete(told, "for ever", max_tokens=1400, stream=True) as response:
+        parts = events(response)
+        assert [next(parts)["choices"][0]["finish_reason"] for _ in range(3)] == [None] * 3
+        assert metric(told, "vllm:num_requests_running") == 1
+    eventually(lambda: aborted() == before + 1)
+    lives(told)  # the gauges below are set by steps
+    assert metric(told, "vllm:num_requests_running") == metric(told, "vllm:num_requests_waiting") == 0
+    assert metric(told, "vllm:kv_cache_usage_perc") == 0
+
+
+@pytest.mark.server
+def test_a_prompt_that_is_too_long(told):
+    answer = complete(told, "x" * (MAX_MODEL_LEN + 1))
+    assert answer.status_code == 400
+    assert str(MAX_MODEL_LEN) in answer.text
+    lives(told)
+
+
+@pytest.mark.server
+def test_a_request_that_can_never_fit(told):
+    """Within max_model_len, but above the whole KV cache: an error for it, service for the others."""
+    answer = complete(told, "x" * (USABLE_TOKENS - 6), max_tokens=8)
+    assert answer.status_code == 500, answer.text
+    lives(told)
+    # The largest that fits: the last token needs no place.
+    answer = complete(told, "x" * (USABLE_TOKENS - 7), max_tokens=8)
+    assert answer.json()["usage"]["completion_tokens"] == 8
+
+
+@pytest.mark.server
+def test_output_held_to_a_json_schema(told):
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}, "colour": {"enum": ["red", "green", "blue"]}},
+        "required": ["ok", "colour"],
+        "additionalProperties": False,
+    }
+    more = {"max_tokens": 60, "ignore_eos": False, "structured_outputs": {"json": schema}}
+    answer = complete(told, "Tell me a colour", **more).json()["choices"][0]
+    assert answer["finish_reason"] == "stop"
+    assert json.loads(answer["text"]).keys() == {"ok", "colour"}
+
+
+def bench(server, folder, requests):
+    """vLLM's own load client; what it counted."""
+    flags = {
+        "backend": "vllm",
+        "base-url": server.url,
+        "model": "tiny",
+        "tokenizer": server.model,
+        "dataset-name": "random",
+        "random-input-len": 200,
+        "random-output-len": 16,
+        "random-range-ratio": 0.9,
+        "num-prompts": requests,
+        "ignore-eos": True,
+        "temperature": 0,
+        "save-result": True,
+        "result-dir": folder,
+        "result-filename": "result.json",
+    }
+    with process(command("bench", "serve", **flags), folder / "bench.log") as child:
+        assert child.wait(400) == 0
+        return json.loads((folder / "result.json").read_text())
+
+
+@pytest.mark.server
+def test_two_hundred_requests_of_the_load_client(told, tmp_path):
+    result = bench(told, tmp_path, 200)
+    assert (result["completed"], result["failed"]) == (200, 0)
+    assert result["total_output_tokens"] > 200
+    assert metric(told, "vllm:num_preemptions_total") == 0
+    lives(told)
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"scheduler-cls": "neuron_sched.NeuronScheduler"}, "neuron_sched.NeuronAsyncScheduler"),
+        (
+            {"additional-config": json.dumps({"neuron_config": {"num_seqs_buckets": [1, 2, 4]}})},
+            "num_seqs_buckets",
+        ),
+    ],
+    ids=["sync class, async engine", "wrong bucket"],
+)
+def test_a_server_that_refuses_to_start(flags, sentence, tmp_path):
+    arguments = command("serve", write_model(tmp_path / "model"), port=free_port(), **{**FLAGS, **flags})
+    with process(arguments, tmp_path / "server.log") as child:
+        code = child.wait(300)
+    log = (tmp_path / "server.log").read_text()
+    assert code != 0
+    assert re.search(rf"ValueError: .*{re.escape(sentence)}", log), log[-10_000:]
+
+
+@pytest.mark.slow_server
+def test_two_data_parallel_ranks(tmp_path):
+    with serving(tmp_path, **{"data-parallel-size": 2}) as server:
+        result = bench(server, tmp_path, 200)
+        assert (result["completed"], result["failed"]) == (200, 0)
+        ranks = {rank for rank in range(2) if metric(server, "vllm:request_success_total", engine=rank)}
+        assert ranks == {0, 1}, "both have served"
+    log = server.log.read_text()
+    assert len(starts_of("NeuronAsyncScheduler", log)) == 2
+    assert log.count("Batch queue is enabled with size 2") == 2
