@@ -48,6 +48,8 @@ class NeuronScheduler(AdmittingScheduler):
     of a decode in rows (0 otherwise).
     """
 
+    prefill_capacity_bound: bool
+
     def __init__(self, vllm_config: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
         self.max_prefills_per_batch: int = self.neuron_config.max_prefills_per_batch
@@ -88,7 +90,7 @@ class NeuronScheduler(AdmittingScheduler):
 
     @property
     def state(self) -> SchedulerState:
-        """What the scheduler does, as of the last step."""
+        """Idle when nobody waits and nobody runs, else what the last step did that scheduled something."""
         return self._state
 
     @property
@@ -222,10 +224,9 @@ class NeuronScheduler(AdmittingScheduler):
         if counts:
             self._pad(output, prefill)
             self._gate.ran(prefill)
-        if not self.running and not any(self._queues()):
-            self._state = SchedulerState.IDLE
-        elif counts:
+        if counts:
             self._state = SchedulerState.ACTIVE_PREFILL if prefill else SchedulerState.ACTIVE_DECODE
+        self._idle_if_empty()
         self._attach_grammar(output)
         self._watchdog.saw(bool(counts), self.has_unfinished_requests(), self.explain)
 
@@ -249,8 +250,8 @@ class NeuronScheduler(AdmittingScheduler):
         before.update((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs)
         rows = []
         for request_id, count in output.num_scheduled_tokens.items():
-            request, computed = self.requests.get(request_id), before.get(request_id)
-            known = request is not None and computed is not None
+            request, computed = self.requests.get(request_id), before.get(request_id, -1)
+            known = request is not None and computed >= 0
             rows.append((request_id, known and self._had_prompt_left(request, computed), count))
         return rows
 
@@ -281,7 +282,13 @@ class NeuronScheduler(AdmittingScheduler):
         self._num_in_flight = max(0, self._num_in_flight - 1)
         if not self._num_in_flight:
             self._left = None
-        return super().update_from_output(scheduler_output, model_runner_output)
+        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
+        self._idle_if_empty()
+        return outputs
+
+    def _idle_if_empty(self) -> None:
+        if not self.running and not any(self._queues()):
+            self._state = SchedulerState.IDLE
 
     def check(self) -> None:
         """Compares what the core was told with the base's queues; RuntimeError tells of a fault of these classes.
