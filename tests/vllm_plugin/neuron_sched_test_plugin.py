@@ -1,7 +1,6 @@
 """What tests must change in vLLM. With this folder on PYTHONPATH, vLLM finds the entry points in the dist-info beside
 this file and calls them in every process that it starts."""
 
-import functools
 import os
 
 
@@ -10,10 +9,9 @@ def keep_async():
     from vllm.platforms.cpu import CpuPlatform
 
     hook = CpuPlatform.check_and_update_config.__func__
-    if hasattr(hook, "__wrapped__"):
+    if hook.__module__ == __name__:
         return
 
-    @functools.wraps(hook)
     def keep(cls, vllm_config):
         scheduler_config = vllm_config.scheduler_config
         asked = scheduler_config.async_scheduling
@@ -31,3 +29,19 @@ def allow_small_cache():
         for name in ("check_enough_kv_cache_memory", "_check_enough_kv_cache_memory"):
             if hasattr(kv_cache_utils, name):
                 setattr(kv_cache_utils, name, lambda *_: None)
+
+
+def tell_batches():
+    """How many batches the engine keeps in flight, in the log (vLLM itself tells it among thousands of debug lines)."""
+    from vllm.logger import init_logger
+    from vllm.v1.engine.core import EngineCore
+
+    start = EngineCore.__init__
+    if start.__module__ == __name__:
+        return
+
+    def start_and_tell(self, *args, **kwargs):
+        start(self, *args, **kwargs)
+        init_logger("vllm.neuron_sched_test_plugin").info("The engine keeps %d batches in flight", self.batch_queue_size)
+
+    EngineCore.__init__ = start_and_tell
