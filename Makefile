@@ -17,7 +17,14 @@ SOURCES := Cargo.toml Cargo.lock rust/python/build.rs $(wildcard rust/*/Cargo.to
 # cargo and maturin then agree on the interpreter, and do not rebuild pyo3 for each other.
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: help demo test test-slow lint format bench instructions wheel clean
+# vLLM has an environment of its own, outside the checkout: tests/vllm_env.sh. It says what the first call costs.
+VLLM := PYTHON=$(PYTHON) tests/vllm_env.sh
+VLLM_TESTS = $(wildcard tests/test_vllm_*.py)
+# Other releases, on which the tests drive the schedulers only.
+MATRIX := $(addprefix test-vllm-,0.24.0 0.26.0 0.28.0 0.30.0 0.33.0)
+
+.PHONY: help demo test test-core test-vllm test-matrix $(MATRIX) test-full test-slow lint format bench instructions \
+	wheel vllm-env clean
 
 help: ## Print this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,12 +34,27 @@ demo: $(RELEASE) ## Replay a built-in chat workload twice, with one setting chan
 	@printf '\nNow the same requests with 32 slots instead of 96. See how long the first token takes:\n\n'
 	@$(BIN)/neuron-sched replay --max-num-seqs 32
 
-test: $(DEBUG) ## Run every test: Rust, doc tests, Python, README and docstring examples.
+test: vllm-env test-core test-vllm ## Run every test but the slow ones, on one release of vLLM.
+
+test-core: $(DEBUG) ## Without vLLM: Rust, doc tests, Python, README and docstring examples.
 	if cargo nextest --version >/dev/null 2>&1; \
 	then cargo nextest run --locked --workspace --exclude neuron-sched-python; \
 	else cargo test --locked --workspace --exclude neuron-sched-python --all-targets; fi
 	cargo test --locked --workspace --exclude neuron-sched-python --doc
 	$(BIN)/pytest
+
+test-vllm: $(DEBUG) ## The tests with vLLM 0.32: scheduler, engine, server.
+	$(VLLM) python -m pytest -m 'not data_parallel' $(VLLM_TESTS)
+
+test-matrix: $(DEBUG) vllm-env ## The tests of the schedulers on the other supported releases of vLLM, two at a time.
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target $(MATRIX)
+
+$(MATRIX): test-vllm-%: $(DEBUG)
+	HYPOTHESIS_PROFILE=matrix $(VLLM) --release $* python -m pytest -m 'not (engine or server or data_parallel)' $(VLLM_TESTS)
+
+test-full: test test-matrix test-slow ## Everything: also the matrix, the data-parallel server, the slow profiles.
+	$(VLLM) python -m pytest -m data_parallel $(VLLM_TESTS)
+	HYPOTHESIS_PROFILE=slow-vllm $(VLLM) python -m pytest -m hypothesis --timeout 0 $(VLLM_TESTS)
 
 test-slow: $(DEBUG) ## Run the property tests over 100,000 histories each.
 	PROPTEST_CASES=100000 cargo test --locked --profile checked -p neuron-sched-core
@@ -69,7 +91,10 @@ wheel: $(TOOLS) ## Build sdist and wheel, install the wheel in an empty environm
 	PIP_CONSTRAINT=constraints.txt $(VENV)/wheel/bin/python -m pip install --quiet dist/*.whl
 	cd dist && ../$(VENV)/wheel/bin/python -W error ../tests/smoke.py
 
-clean: ## Remove everything that was built, the virtual environment too.
+vllm-env: ## Make the environment with vLLM, which all checkouts share. Once: about 4 minutes, 6 GB.
+	$(VLLM)
+
+clean: ## Remove everything that was built here, the virtual environment too (not the shared one with vLLM).
 	rm -rf $(VENV) target dist python/neuron_sched/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 
 $(TOOLS): pyproject.toml constraints.txt

@@ -15,15 +15,15 @@ from neuron_sched.scheduler import (
 )
 
 if TYPE_CHECKING:
-    from neuron_sched.vllm.scheduler import NeuronAsyncScheduler, NeuronScheduler
+    from neuron_sched.vllm.scheduler import NeuronAsyncScheduler as NeuronAsyncScheduler
+    from neuron_sched.vllm.scheduler import NeuronScheduler as NeuronScheduler
 
+# Without the vLLM classes: `import *` must work where there is no vLLM.
 __all__ = [
     "BucketScheduler",
     "Buckets",
     "Explanation",
-    "NeuronAsyncScheduler",
     "NeuronConfig",
-    "NeuronScheduler",
     "Outcome",
     "Req",
     "Request",
@@ -34,10 +34,16 @@ __all__ = [
     "build_info",
 ]
 
+_VLLM_CLASSES = ("NeuronAsyncScheduler", "NeuronScheduler")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_VLLM_CLASSES})
+
 
 def __getattr__(name: str) -> Any:
     """The vLLM classes, loaded when asked for: nothing else here needs vLLM."""
-    if name not in {"NeuronAsyncScheduler", "NeuronScheduler"}:
+    if name not in _VLLM_CLASSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         from neuron_sched.vllm import scheduler

@@ -619,6 +619,120 @@ class BucketScheduler:
         """KV blocks that running requests may need at worst."""
 
 @final
+class Gate:
+    """The decisions of `BucketScheduler` for a scheduler that keeps its own queues and KV blocks.
+
+    It knows who holds a slot and blocks, by row handles that it gives out, and never sees a queue. The vLLM classes
+    ask it; its methods may change with them.
+    """
+
+    def __new__(
+        cls,
+        config: NeuronConfig,
+        groups: Sequence[tuple[int, int, int | None]],
+        *,
+        slots_max: int = ...,
+        watermark: int = 0,
+        adaptive_threshold: bool = False,
+        decode_width: int = ...,
+    ) -> Gate:
+        """`groups`: for each KV cache group the tokens of a block, the blocks beyond those that hold the tokens, and
+        the most blocks of a request (None: no bound). `watermark`: blocks kept free when a request starts while others
+        hold some. `adaptive_threshold`: the cap on long prompts is never below an even share of a step's tokens.
+        `decode_width`: most tokens of a decode row.
+        """
+
+    def need(self, prompt: int, max_tokens: int, session: bool = False) -> int:
+        """KV blocks that a request needs at worst.
+
+        ValueError when it can never run: no prompt, one longer than `max_model_len`, or a worst case larger than the
+        whole cache. A `session` may be continued, so its worst case is the longest sequence.
+        """
+
+    def enter(self, need: int) -> int:
+        """Reserves `need` blocks and a slot; returns the row handle."""
+
+    def seat(self, row: int) -> bool:
+        """Gives a holder of blocks a slot, unless it has one; False for a stale handle."""
+
+    def unseat(self, row: int) -> bool:
+        """Takes the slot back and leaves the blocks; False for a stale handle."""
+
+    def leave(self, row: int) -> bool:
+        """Takes back all that a row holds; False for a stale handle."""
+
+    def held(self, row: int) -> int | None:
+        """Blocks that a row has reserved; None when it holds none."""
+
+    def begin(self) -> None:
+        """Starts to choose the prompts of a step."""
+
+    def refuse(
+        self, need: int, rest: int, requests: int, *, row: int | None = None, prefill_in_progress: bool = False
+    ) -> str | None:
+        """Why a request may not start now, as a stable name; None when it may.
+
+        `rest`: tokens to compute, whatever the prefix cache holds; `requests`: those that run or wait, itself included;
+        `row`: its handle where it holds blocks.
+        """
+
+    def pack(self, rest: int, requests: int) -> bool:
+        """Counts a prompt among those of the step; False when it does not fit beside the others."""
+
+    def unpack(self, rest: int) -> None:
+        """Lets a prompt go that was counted but is not in the step after all."""
+
+    def budget(self, rest: int, requests: int) -> int:
+        """Most tokens of the step of which the prompt with `rest` to compute is the first."""
+
+    def decide(self, prefill_wanted: bool, decode_ready: bool, throttled: bool) -> tuple[str, bool]:
+        """Chooses what the step does: "prefill", "decode" or "idle", and whether decodes that are owed came before a
+        prefill.
+        """
+
+    def interleaves(self, decode_ready: bool) -> bool:
+        """Whether a prompt that may start would wait for decode steps that are owed."""
+
+    def ran(self, prefill: bool) -> None:
+        """Counts the chosen step, which ran as a prefill or as a decode."""
+
+    def pad_prefill(self, rows: Sequence[tuple[str, bool, int]]) -> tuple[dict[str, int], int]:
+        """Checks a prefill step; returns its padded counts and its bucket.
+
+        `rows`: (id, whether prompt tokens are left, count). The last row carries the padding. RuntimeError names what
+        breaks a rule.
+        """
+
+    def pad_decode(self, counts: dict[str, int], prefilling: list[str]) -> tuple[dict[str, int], int]:
+        """Checks a decode step; returns a copy of its counts, which are never padded, and its bucket of rows.
+
+        `prefilling`: ids of the prompts that are part done, none of which may be in the step. RuntimeError names what
+        breaks a rule.
+        """
+
+    def decode_ready(self, running: list[Any], step: int) -> bool:
+        """Whether any of vLLM's running requests would get a token in step `step`; looks no further than the first."""
+
+    def explanation(self, id: str, reason: str, needed: int) -> Explanation:
+        """Why `id` waits, as `explain()` tells it."""
+
+    @property
+    def seated(self) -> int:
+        """Requests that hold a slot."""
+
+    @property
+    def reserved(self) -> int:
+        """KV blocks promised to requests."""
+
+    @property
+    def usable(self) -> int:
+        """KV blocks of the whole cache."""
+
+    @property
+    def longest(self) -> int:
+        """KV blocks of a sequence of `max_model_len`."""
+
+@final
 class TraceRequest:
     """One request of a workload; an immutable value.
 

@@ -32,10 +32,18 @@ class AdmittingScheduler(TrackedScheduler):
         # The waiting queues, while others stand in for them.
         self._set_aside: tuple[RequestQueue, RequestQueue] | None = None
         self._prefix_stats = compat.PrefixStats(self)
+        # Blocked requests that were asked in this call and are not ready.
+        self._polled: set[Request] = set()
         # The head that the last step left waiting, and why.
         self._left: tuple[Request, str] | None = None
         # Steps that were scheduled and whose output has not come.
         self._num_in_flight = 0
+
+    def _begin(self) -> None:
+        """Starts to plan a step."""
+        self._left = None
+        self._polled.clear()
+        self._gate.begin()
 
     # The verdict
 
@@ -78,6 +86,7 @@ class AdmittingScheduler(TrackedScheduler):
 
         `paused` and `blocked` (nobody who waits is ready) besides the reasons of `BucketScheduler.explain()`.
         """
+        self._polled.clear()
         head = None if self._pause_state == PauseState.PAUSED_ALL else self._next_head()
         if head is None:
             head = self._first_in_line()
@@ -141,7 +150,8 @@ class AdmittingScheduler(TrackedScheduler):
         return request.neuron.turn if self.policy.value == "fcfs" else request
 
     def _is_ready(self, request: Request) -> bool:
-        if compat.is_blocked(self, request) and not compat.promote(self, request):
+        if compat.is_blocked(self, request) and (request in self._polled or not compat.promote(self, request)):
+            self._polled.add(request)
             return False
         return self._lora_fits(request) and not compat.stale_in_flight(request)
 

@@ -27,7 +27,7 @@ class Ticket:
     """Whether it may still be given draft tokens."""
 
 
-class Heads(RequestQueue):  # type: ignore[misc]
+class Heads(RequestQueue):
     """Stands in for the base's waiting queue during one call and exposes admitted heads, one after the other.
 
     Once it has handed out what it exposes it asks `more` for another, so that a head which the base skips does not

@@ -77,6 +77,15 @@ class NeuronScheduler(AdmittingScheduler):
             self.neuron_config.kv_admission,
         )
 
+        if self._gate.longest > self._gate.usable:
+            tokens = self._gate.usable * self.neuron_config.block_size
+            logger.warning(
+                "max_model_len %d is more than the %d tokens that the KV cache holds: requests that could grow beyond "
+                "it end with an error, one by one.",
+                self.max_model_len,
+                tokens,
+            )
+
     @property
     def state(self) -> SchedulerState:
         """What the scheduler does, as of the last step."""
@@ -91,8 +100,8 @@ class NeuronScheduler(AdmittingScheduler):
 
     def schedule(self, throttle_prefills: bool = False, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Plans one step: all prefill, or all decode, or nothing."""
-        self._left = None
-        self._gate.begin()
+        self._begin()
+        saturated = self.prefill_capacity_bound
         paused = self._pause_state == PauseState.PAUSED_ALL
         head = None if paused else self._next_candidate()
         decode_ready = not paused and self._gate.decode_ready(self.running, self.current_step + 1)
@@ -106,14 +115,13 @@ class NeuronScheduler(AdmittingScheduler):
             output = self._prefill_pass(head, decode_ready, *args, **kwargs)
             if decode_ready and not output.total_num_scheduled_tokens:
                 prefill = False
-                output = self._decode_pass(None, *args, **kwargs)
+                output = self._decode_pass(None, throttle_prefills, *args, **kwargs)
         else:
             if head is not None and joining is None:
                 self._left = (head, self._reason(head) or ("interleave" if interleaved else "throttled"))
-            output = self._decode_pass(joining, *args, **kwargs)
-        if not throttled and not paused:
-            # vLLM's exception to throttling: a rank that cannot keep up with its queue is let go on.
-            self.prefill_capacity_bound = compat.ready_waiting(self)
+            output = self._decode_pass(joining, throttle_prefills, *args, **kwargs)
+        # vLLM's exception to throttling: a rank that could prefill and has not drained its queue is not throttled.
+        self.prefill_capacity_bound = saturated if throttled or paused else compat.ready_waiting(self)
         self._finish(output, prefill)
         return output
 
@@ -146,10 +154,14 @@ class NeuronScheduler(AdmittingScheduler):
             others.append((self, "max_num_scheduled_tokens", budget))
         if requests == 1 and compat.caps_alone(self):
             others.append((self.scheduler_config, "long_prefill_token_threshold", 0))
+        if any(request.num_tokens >= self.max_model_len for request in visible):
+            # The base keeps the last position for an output and would never give the last prompt token its turn.
+            others.append((self, "max_model_len", self.max_model_len + 1))
         if decode_ready:
             others += [(self, name, connector) for name, connector in compat.deferring(self)]
         scheduled_before = set(self.prev_step_scheduled_req_ids) if decode_ready else set()
-        output = self._pass(View(self, visible, heads, others), decode_ready, *args, **kwargs)
+        # The step was chosen with regard to throttling; the base is not to ask itself again.
+        output = self._pass(View(self, visible, heads, others), decode_ready, False, *args, **kwargs)
         if decode_ready and not output.total_num_scheduled_tokens:
             compat.same_step(self, scheduled_before)
             compat.give_back_ids(self, output)
@@ -178,8 +190,7 @@ class NeuronScheduler(AdmittingScheduler):
         self._num_hidden = view.num_hidden
         try:
             with view:
-                # Who is to be held back is out of sight, so the base has nothing to throttle.
-                return self._call_base_schedule(False, *args, **kwargs)
+                return self._call_base_schedule(*args, **kwargs)
         finally:
             self._defers_connectors = False
             self._num_hidden = 0
@@ -220,7 +231,7 @@ class NeuronScheduler(AdmittingScheduler):
 
     def _pad(self, output: SchedulerOutput, prefill: bool) -> None:
         counts = output.num_scheduled_tokens
-        rows = [self._prefill_row(request_id, count) for request_id, count in counts.items()] if prefill else []
+        rows = self._prefill_rows(output) if prefill else []
         if not any(is_prefill for _, is_prefill, _ in rows):
             # A prefill step whose prompts were computed elsewhere but for their last tokens is a decode step.
             prefilling = [request.request_id for request in self._prefilling]
@@ -231,13 +242,21 @@ class NeuronScheduler(AdmittingScheduler):
         self.total_scheduled_tokens += total
         self.total_padding_tokens += bucket - total
 
-    def _prefill_row(self, request_id: str, count: int) -> tuple[str, bool, int]:
-        """(id, whether it had prompt tokens left, count) of a row; the base has moved its counts on already."""
-        request = self.requests[request_id]
-        before = request.num_computed_tokens - count
-        recomputes_last = self._is_remote(request) and before == request.num_tokens - 1 > 0
-        is_prefill = before < max(request.num_prompt_tokens, request.num_tokens - 1)
-        return request_id, is_prefill and not recomputes_last, count
+    def _prefill_rows(self, output: SchedulerOutput) -> list[tuple[str, bool, int]]:
+        """(id, whether it had prompt tokens left before the step, count) of each row."""
+        cached = output.scheduled_cached_reqs
+        before = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        before.update((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs)
+        rows = []
+        for request_id, count in output.num_scheduled_tokens.items():
+            request, computed = self.requests.get(request_id), before.get(request_id)
+            known = request is not None and computed is not None
+            rows.append((request_id, known and self._had_prompt_left(request, computed), count))
+        return rows
+
+    def _had_prompt_left(self, request: Request, computed: int) -> bool:
+        recomputes_last = self._is_remote(request) and computed == request.num_tokens - 1 > 0
+        return bool(computed < max(request.num_prompt_tokens, request.num_tokens - 1)) and not recomputes_last
 
     def _calculate_padded_count(self, token_count: int) -> int:
         """The smallest token bucket that holds a count; 0 for 0. ValueError beyond the last bucket."""
@@ -249,7 +268,8 @@ class NeuronScheduler(AdmittingScheduler):
         Where tokens of a step in flight are needed first, only the engine's later call has the right one.
         """
         output._grammar_bitmask = output._structured_output_request_ids = None
-        if output.has_structured_output_requests and not output.pending_structured_output_tokens:
+        compiled = self.structured_output_manager.backend is not None
+        if compiled and output.has_structured_output_requests and not output.pending_structured_output_tokens:
             grammar = self.get_grammar_bitmask(output)
             if grammar is not None:
                 # The manager fills the same array again for the engine's own call.
@@ -263,8 +283,33 @@ class NeuronScheduler(AdmittingScheduler):
             self._left = None
         return super().update_from_output(scheduler_output, model_runner_output)
 
+    def check(self) -> None:
+        """Compares what the core was told with the base's queues; RuntimeError tells of a fault of these classes.
 
-class NeuronAsyncScheduler(NeuronScheduler, AsyncScheduler):  # type: ignore[misc]
+        For tests and for the debugger: it walks all queues.
+        """
+        waiting = [request for queue in self._queues() for request in queue]
+        placed = [*self.running, *waiting, *self._unservable.values()]
+        holders = [request for request in (*self.running, *waiting) if request.neuron.row is not None]
+        sessions = [request for request in holders if request.resumable and request not in set(self.running)]
+        delayed = [request for request in self.requests.values() if request.is_finished()]
+        reserved = sum(request.neuron.need for request in (*holders, *delayed) if request.neuron.row is not None)
+        prefilling = [request for request in self.running if self._is_prefill_request(request)]
+        laws = {
+            "everybody is in one place": len({id(request) for request in placed}) == len(placed),
+            "everybody alive is in a place": len(placed) + len(delayed) == len(self.requests),
+            "who runs holds blocks": all(request.neuron.row is not None for request in self.running),
+            "slots are those of the running and of sessions": self._gate.seated == len(self.running) + len(sessions),
+            "promised blocks are those of the holders": self._gate.reserved == reserved,
+            "prompts that are part done are known": prefilling == self._prefilling,
+            "nothing is hidden": self._set_aside is None and not self._num_hidden and not self._chosen,
+        }
+        broken = [law for law, holds in laws.items() if not holds]
+        if broken:
+            raise RuntimeError(f"neuron-sched: broken: {'; '.join(broken)}")
+
+
+class NeuronAsyncScheduler(NeuronScheduler, AsyncScheduler):
     """`NeuronScheduler` for an engine that schedules a step while another is in flight, as vLLM does by default."""
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:

@@ -20,12 +20,12 @@ from neuron_sched.vllm.heads import Ticket
 __all__ = ["TrackedScheduler"]
 
 
-class TrackedScheduler(Scheduler):  # type: ignore[misc]
+class TrackedScheduler(Scheduler):
     """Learns of every change from the method of the base that makes it, never by comparing lists."""
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         compat.warn_of_release()
-        compat.require(type(self), compat.METHODS)
+        compat.require(Scheduler, compat.METHODS)
         runs_ahead = bool(vllm_config.scheduler_config.async_scheduling)
         if runs_ahead and not isinstance(self, AsyncScheduler):
             raise ValueError(

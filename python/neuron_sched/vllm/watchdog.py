@@ -1,4 +1,4 @@
-"""Steps with work but no scheduled token: counted, and after many in a row one line in the log."""
+"""Steps with work but no scheduled token: counted, and of many in a row one line in the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from neuron_sched.vllm.compat import logger
 __all__ = ["Watchdog"]
 
 PATIENCE = 100
-"""Empty steps in a row after which there is a warning."""
+"""Empty steps in a row for each warning."""
 
 
 class Watchdog:
@@ -28,11 +28,11 @@ class Watchdog:
             return
         self.empty_steps += 1
         self._in_a_row += 1
-        if self._in_a_row == PATIENCE:
+        if self._in_a_row % PATIENCE == 0:
             head = explain()
             logger.warning(
                 "%d steps in a row had requests but scheduled nothing. %s",
-                PATIENCE,
+                self._in_a_row,
                 "Nobody waits to start; all are in flight."
                 if head is None
                 else f"Request {head.id!r} is the first that waits: {head.reason} (needs {head.needed} KV blocks at "

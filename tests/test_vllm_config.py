@@ -1,0 +1,314 @@
+"""What the classes refuse to start with, where their settings come from, and which vLLM they run under."""
+
+import sys
+import types
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: make vllm-env")
+
+import vllm
+
+import neuron_sched
+from neuron_sched.vllm.scheduler import NeuronScheduler
+from vllm_setup import Engine, Logged, add, both_classes, build
+
+BUCKETS = {"max_num_batched_tokens": 8192, "max_model_len": 1000}
+
+
+def refused(cls, neuron_config, **config):
+    with pytest.raises(ValueError) as error:
+        build(cls, neuron_config=neuron_config, **config)
+    return str(error.value)
+
+
+@both_classes
+@pytest.mark.parametrize("bad", [[], ["max_prefills_per_batch"], "fast", 3, True], ids=repr)
+def test_a_config_that_is_no_mapping(cls, bad):
+    said = refused(cls, bad)
+    assert "neuron_config" in said and repr(bad) in said
+    assert "\n" not in said
+
+
+@both_classes
+@pytest.mark.parametrize("nothing", [None, {}], ids=repr)
+def test_no_config_is_the_defaults(cls, nothing):
+    s = build(cls, neuron_config=nothing, **BUCKETS)
+    assert s.num_batched_tokens_buckets == [128, 256, 512, 1000]
+    assert s.num_seqs_buckets == [1, 2, 4]
+    assert s.max_prefills_per_batch == 1
+    assert (s.neuron_config.kv_admission, s.neuron_config.chunking) == ("reserve", "fixed")
+
+
+@both_classes
+@pytest.mark.parametrize(
+    "buckets",
+    [
+        [512, 256, 1000],
+        [256, 256, 1000],
+        [0, 1000],
+        [128, 512],
+        [128, 1000, 2000],
+        ["128", 1000],
+        [],
+        [True, 1000],
+        [128.0, 1000],
+        [-128, 1000],
+        "1000",
+        1000,
+        {"128": 1},
+    ],
+    ids=repr,
+)
+def test_token_buckets_that_break_a_rule(cls, buckets):
+    said = refused(cls, {"num_batched_tokens_buckets": buckets}, **BUCKETS)
+    assert "num_batched_tokens_buckets" in said
+    assert "1000" in said
+    if buckets in ([512, 256, 1000], [256, 256, 1000], [128, 512], [128, 1000, 2000], [0, 1000]):
+        assert any(str(value) in said for value in buckets)
+
+
+@both_classes
+@pytest.mark.parametrize("buckets", [[2, 1, 4], [1, 2], [1, 2, 8], [0, 4], [], ["1", 4], [True, 4], 4], ids=repr)
+def test_batch_buckets_that_break_a_rule(cls, buckets):
+    said = refused(cls, {"num_seqs_buckets": buckets})
+    assert "num_seqs_buckets" in said and "4" in said
+
+
+@both_classes
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_prefills_per_batch", 0),
+        ("max_prefills_per_batch", "2"),
+        ("max_prefills_per_batch", True),
+        ("max_prefills_per_batch", 1.5),
+        ("max_consecutive_prefill_steps", 0),
+        ("max_consecutive_prefill_steps", -1),
+        ("min_decode_steps", 0),
+        ("kv_admission", "hope"),
+        ("kv_admission", 1),
+        ("chunking", "none"),
+        ("prefill_cost", {128: "x"}),
+        ("prefill_cost", [1, 2]),
+        ("decode_context_length_buckets", [512, 4096]),
+        ("decode_context_length_buckets", []),
+    ],
+)
+def test_fields_of_the_wrong_kind(cls, field, value):
+    said = refused(cls, {field: value}, **BUCKETS)
+    assert field in said
+    assert repr(value) in said or str(value) in said
+    assert "\n" not in said
+
+
+@both_classes
+def test_every_fault_at_once(cls):
+    said = refused(cls, {"max_prefills_per_batch": 0, "num_seqs_buckets": [1], "kv_admission": "hope"})
+    assert all(field in said for field in ("max_prefills_per_batch", "num_seqs_buckets", "kv_admission"))
+    assert len(said.splitlines()) == 3
+
+
+@both_classes
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_num_seqs", 8),
+        ("max_num_batched_tokens", 64),
+        ("max_model_len", 256),
+        ("block_size", 16),
+        ("num_blocks", 10),
+        ("long_prefill_token_threshold", 5),
+        ("prefix_caching", True),
+        ("policy", "priority"),
+    ],
+)
+def test_what_vllm_decides_is_not_decided_twice(cls, field, value):
+    said = refused(cls, {field: value})
+    assert field in said
+
+
+@both_classes
+def test_unknown_keys_are_left_to_the_platform(cls):
+    s = build(cls, neuron_config={"on_device_sampling": True, "max_prefills_per_batch": 2})
+    assert s.max_prefills_per_batch == 2
+
+
+@both_classes
+def test_the_lists_of_the_caller_are_copied(cls):
+    mine = [128, 1000]
+    s = build(cls, neuron_config={"num_batched_tokens_buckets": mine}, **BUCKETS)
+    mine.append(5)
+    assert s.num_batched_tokens_buckets == [128, 1000]
+
+
+@both_classes
+def test_segment_sizes_are_the_token_buckets(cls):
+    s = build(cls, neuron_config={"kv_segment_size_buckets": [256, 1000]}, **BUCKETS)
+    assert s.num_batched_tokens_buckets == [256, 1000]
+
+
+@both_classes
+def test_vllm_own_settings_are_taken_over(cls):
+    s = build(
+        cls,
+        max_num_seqs=6,
+        max_num_batched_tokens=2048,
+        max_model_len=4096,
+        num_blocks=100,
+        block_size=32,
+        policy="priority",
+        long_prefill_token_threshold=100,
+        prefix_caching=True,
+    )
+    c = s.neuron_config
+    assert isinstance(c, neuron_sched.NeuronConfig)
+    assert (c.max_num_seqs, c.max_num_batched_tokens, c.max_model_len) == (6, 2048, 4096)
+    assert (c.block_size, c.num_blocks) == (32, 99)
+    assert (c.policy, c.long_prefill_token_threshold, c.prefix_caching) == ("priority", 100, True)
+
+
+@both_classes
+def test_model_length_admission_counts_sequences(cls):
+    """9 usable blocks, 4 for a sequence of 64: two at a time."""
+    s = build(cls, max_model_len=64, num_blocks=10, neuron_config={"kv_admission": "max_model_len"})
+    engine = Engine(s)
+    add(s, a=(10, 2), b=(10, 2), c=(10, 2))
+    engine.step()
+    engine.step()
+    assert (s.explain().id, s.explain().reason) == ("c", "kv")
+    engine.run()
+    assert engine.steps[2:] == [{"a": 1, "b": 1}, {"c": 10}, {"c": 1}]
+
+
+# --- the production plug-in ---
+
+
+@pytest.fixture
+def plugin(monkeypatch):
+    """A stand-in for the plug-in's resolver of buckets; `.said` keeps how it was called."""
+    module = types.ModuleType("vllm_neuron.utils.bucket_utils")
+    module.said = {}
+
+    def tokens(
+        max_num_batched_tokens,
+        *,
+        configured_buckets=None,
+        use_configured_buckets=False,
+        auto_buckets=None,
+        dcp_stride=1,
+    ):
+        module.said["tokens"] = {
+            "max": max_num_batched_tokens,
+            "configured": configured_buckets,
+            "use_configured": use_configured_buckets,
+            "auto": auto_buckets,
+            "stride": dcp_stride,
+        }
+        if use_configured_buckets:
+            return list(configured_buckets)
+        return list(auto_buckets) if auto_buckets else [max_num_batched_tokens // 2, max_num_batched_tokens]
+
+    def segments(max_num_batched_tokens, max_model_len):
+        module.said["segments"] = (max_num_batched_tokens, max_model_len)
+        if max_num_batched_tokens >= max_model_len:
+            return None, None
+        if max_num_batched_tokens not in (512, 1024, 2048, 4096, 8192):
+            raise ValueError(f"{max_num_batched_tokens} is not a supported chunked prefill size")
+        return [max_num_batched_tokens], [max_num_batched_tokens]
+
+    def validate(buckets, max_num_seqs):
+        module.said["validated"] = (list(buckets), max_num_seqs)
+        if buckets[-1] != max_num_seqs:
+            raise ValueError("must equal max_num_seqs")
+        return list(buckets)
+
+    module.resolve_num_batched_tokens_buckets = tokens
+    module.resolve_segmented_prefill_config = segments
+    module.validate_num_seqs_buckets = validate
+    module.get_default_num_seqs_buckets = lambda max_num_seqs: [max_num_seqs]
+    root, utils = types.ModuleType("vllm_neuron"), types.ModuleType("vllm_neuron.utils")
+    root.__path__ = utils.__path__ = []
+    root.utils, utils.bucket_utils = utils, module
+    for name, one in {"vllm_neuron": root, "vllm_neuron.utils": utils, module.__name__: module}.items():
+        monkeypatch.setitem(sys.modules, name, one)
+    return module
+
+
+@both_classes
+def test_the_plugin_supplies_the_buckets(cls, plugin):
+    s = build(cls, max_num_batched_tokens=1024, max_model_len=1000, max_num_seqs=6)
+    assert s.num_batched_tokens_buckets == [500, 1000]
+    assert s.num_seqs_buckets == [6]
+    assert (plugin.said["tokens"]["max"], plugin.said["tokens"]["use_configured"]) == (1000, False)
+    engine = Engine(s)
+    add(s, a=(300, 2))
+    assert engine.step().num_scheduled_tokens_padded == {"a": 500}
+    assert engine.step().num_seqs_padded == 6
+
+
+@both_classes
+def test_the_plugin_resolves_one_bucket_for_segments(cls, plugin):
+    s = build(cls, max_num_batched_tokens=2048, max_model_len=4096, num_blocks=600)
+    assert s.num_batched_tokens_buckets == [2048]
+    assert plugin.said["segments"] == (2048, 4096)
+    engine = Engine(s)
+    add(s, a=(5, 1))
+    assert engine.step().num_scheduled_tokens_padded == {"a": 2048}
+
+
+@both_classes
+def test_the_plugin_is_told_what_was_configured(cls, plugin):
+    given = {"num_batched_tokens_buckets": [256, 1000], "num_seqs_buckets": [2, 4]}
+    s = build(cls, neuron_config=given, max_num_batched_tokens=1024, max_model_len=1000)
+    assert (s.num_batched_tokens_buckets, s.num_seqs_buckets) == ([256, 1000], [2, 4])
+    assert plugin.said["tokens"]["configured"] == [256, 1000]
+    assert plugin.said["tokens"]["use_configured"]
+    assert plugin.said["validated"] == ([2, 4], 4)
+
+
+@both_classes
+def test_what_the_plugin_refuses_is_refused(cls, plugin):
+    with pytest.raises(ValueError, match="not a supported chunked prefill size"):
+        build(cls, max_num_batched_tokens=3000, max_model_len=8192)
+    with pytest.raises(ValueError, match="must equal max_num_seqs"):
+        build(cls, neuron_config={"num_seqs_buckets": [1, 2]}, max_num_batched_tokens=1024, max_model_len=1000)
+
+
+# --- releases ---
+
+
+@both_classes
+@pytest.mark.parametrize("version", ["0.23.1", "0.34.0", "1.0.0"])
+def test_a_vllm_outside_the_range_is_told_once(cls, version, monkeypatch):
+    monkeypatch.setattr(vllm, "__version__", version)
+    with Logged() as log:
+        build(cls)
+    (said,) = log.warnings
+    assert version in said and "0.24" in said and "0.33" in said
+
+
+@both_classes
+def test_a_vllm_within_the_range_is_not_commented_on(cls):
+    with Logged() as log:
+        build(cls)
+    assert log.warnings == []
+
+
+@both_classes
+def test_a_vllm_that_lacks_what_is_used_is_refused_in_a_sentence(cls, monkeypatch):
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    monkeypatch.delattr(Scheduler, "_update_after_schedule")
+    monkeypatch.delattr(Scheduler, "_enqueue_waiting_request")
+    with pytest.raises(Exception) as error:
+        build(cls)
+    assert not isinstance(error.value, AttributeError)
+    assert "_enqueue_waiting_request" in str(error.value)
+    assert vllm.__version__ in str(error.value)
+
+
+def test_the_classes_are_found_without_their_module():
+    assert neuron_sched.NeuronScheduler is NeuronScheduler
+    assert neuron_sched.NeuronAsyncScheduler.__name__ == "NeuronAsyncScheduler"
+    assert "NeuronScheduler" in dir(neuron_sched)
