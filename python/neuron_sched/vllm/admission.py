@@ -158,7 +158,8 @@ class AdmittingScheduler(TrackedScheduler):
     def _num_requests(self) -> int:
         """Requests that run or wait, those included that are between the queues in this call."""
         between = self._chosen if self._set_aside is None else self._passed
-        return sum(self.get_request_counts()) + len(between)
+        running, waiting = self.get_request_counts()
+        return int(running) + int(waiting) + len(between)
 
     def _lora_fits(self, request: Request) -> bool:
         """Whether its adapter may be loaded besides those of all running requests, hidden or not."""
