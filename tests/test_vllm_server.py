@@ -25,8 +25,6 @@ from vllm_model import write_model
 
 pytestmark = [
     pytest.mark.skipif(not current_platform.is_cpu(), reason="this vLLM is not built for the CPU"),
-    pytest.mark.filterwarnings("default"),  # vLLM's own
-    pytest.mark.timeout(600),
 ]
 
 MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS = 2048, 32, 49
@@ -63,9 +61,6 @@ def environment():
         "PYTHONPATH": os.pathsep.join(str(folder) for folder in folders if folder),
         "NEURON_SCHED_ALLOW_SMALL_CACHE": "1",
         "VLLM_LOGGING_LEVEL": "INFO",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
     }
 
 
@@ -128,7 +123,8 @@ def told(request, server):
         print(f"---- {server.log.name}\n{server.log.read_bytes()[start:][-20_000:].decode(errors='replace')}")
 
 
-LETTERS = list(range(67, 93))  # a to z: other tokens have no text, or a part of a character, and are not streamed at once
+# a to z. Most other tokens have no text, or are a part of a character, and are not streamed at once.
+LETTERS = list(range(67, 93))
 
 
 def complete(server, prompt, **more):
@@ -147,7 +143,8 @@ def events(response):
 def metric(server, name, **labels):
     """The sum of a metric over its samples that carry these labels."""
     wanted = [f'{label}="{value}"' for label, value in labels.items()]
-    samples = re.findall(rf"^{name}(\{{.*\}})? (\S+)$", requests.get(f"{server.url}/metrics", timeout=30).text, re.M)
+    text = requests.get(f"{server.url}/metrics", timeout=30).text
+    samples = re.findall(rf"^{name}(\{{.*\}})? (\S+)$", text, re.MULTILINE)
     found = [float(value) for given, value in samples if all(label in given for label in wanted)]
     assert found, f"no metric {name}"
     return sum(found)
@@ -270,28 +267,41 @@ def test_two_hundred_requests_of_the_load_client(told, tmp_path):
     lives(told)
 
 
+REFUSED = {
+    "sync class under an async engine": {"scheduler-cls": "neuron_sched.NeuronScheduler"},
+    "wrong bucket": {"additional-config": json.dumps({"neuron_config": {"num_seqs_buckets": [1, 2, 4]}})},
+}
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory):
+    """{name: (process, log)}, started together to save time."""
+    folder = tmp_path_factory.mktemp("refused")
+    model = write_model(folder / "model")
+    with contextlib.ExitStack() as running:
+        started = {}
+        for name, flags in REFUSED.items():
+            arguments, log = command("serve", model, port=free_port(), **{**FLAGS, **flags}), folder / f"{name}.log"
+            started[name] = running.enter_context(process(arguments, log)), log
+        yield started
+
+
 @pytest.mark.server
 @pytest.mark.parametrize(
-    ("flags", "sentence"),
+    ("name", "sentence"),
     [
-        ({"scheduler-cls": "neuron_sched.NeuronScheduler"}, "neuron_sched.NeuronAsyncScheduler"),
-        (
-            {"additional-config": json.dumps({"neuron_config": {"num_seqs_buckets": [1, 2, 4]}})},
-            "num_seqs_buckets",
-        ),
+        ("sync class under an async engine", r"neuron_sched\.NeuronAsyncScheduler.*--no-async-scheduling"),
+        ("wrong bucket", r"num_seqs_buckets: .*8"),
     ],
-    ids=["sync class, async engine", "wrong bucket"],
 )
-def test_a_server_that_refuses_to_start(flags, sentence, tmp_path):
-    arguments = command("serve", write_model(tmp_path / "model"), port=free_port(), **{**FLAGS, **flags})
-    with process(arguments, tmp_path / "server.log") as child:
-        code = child.wait(300)
-    log = (tmp_path / "server.log").read_text()
-    assert code != 0
-    assert re.search(rf"ValueError: .*{re.escape(sentence)}", log), log[-10_000:]
+def test_a_server_that_refuses_to_start(refused, name, sentence):
+    child, log = refused[name]
+    assert child.wait(300) != 0
+    text = log.read_text()
+    assert re.search(rf"ValueError: .*{sentence}", text), text[-20_000:]
 
 
-@pytest.mark.slow_server
+@pytest.mark.data_parallel
 def test_two_data_parallel_ranks(tmp_path):
     with serving(tmp_path, **{"data-parallel-size": 2}) as server:
         result = bench(server, tmp_path, 200)

@@ -22,7 +22,7 @@ def keep_async():
 
 
 def allow_small_cache():
-    """A KV cache that cannot take one request of max_model_len, if asked for: newer releases refuse to start with it."""
+    """A KV cache too small for one request of max_model_len, if asked for: newer releases refuse to start with it."""
     if os.environ.get("NEURON_SCHED_ALLOW_SMALL_CACHE"):
         from vllm.v1.core import kv_cache_utils
 
@@ -36,12 +36,12 @@ def tell_batches():
     from vllm.logger import init_logger
     from vllm.v1.engine.core import EngineCore
 
-    start = EngineCore.__init__
+    logger, start = init_logger("vllm.neuron_sched_test_plugin"), EngineCore.__init__
     if start.__module__ == __name__:
         return
 
     def start_and_tell(self, *args, **kwargs):
         start(self, *args, **kwargs)
-        init_logger("vllm.neuron_sched_test_plugin").info("The engine keeps %d batches in flight", self.batch_queue_size)
+        logger.info("The engine keeps %d batches in flight", self.batch_queue_size)
 
     EngineCore.__init__ = start_and_tell
