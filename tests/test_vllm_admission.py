@@ -16,6 +16,7 @@ from vllm_setup import (
     both_classes,
     build,
     build_ahead,
+    compiled,
     every_engine,
     names,
     queued,
@@ -101,8 +102,10 @@ def test_explain_throttled(cls):
     add(s, a=(10, 9))
     engine.step()
     add(s, b=(10, 9))
-    assert engine.step(throttle_prefills=True).num_scheduled_tokens == {"a": 1}
+    assert engine.schedule(throttle_prefills=True).num_scheduled_tokens == {"a": 1}
     assert why(s) == ("b", "throttled", 2, 2, 399)
+    engine.settle()
+    assert s.explain().reason == "ready", "unless the next step is throttled too"
     engine.step()
     assert s.explain() is None
 
@@ -149,23 +152,6 @@ def test_throttle_stops_a_prompt_in_the_middle(cls):
 
 
 @both_classes
-def test_the_base_is_given_the_flag(cls):
-    seen = []
-
-    class Spy(cls):
-        def _call_base_schedule(self, throttle_prefills=False):
-            seen.append(throttle_prefills)
-            return super()._call_base_schedule(throttle_prefills)
-
-    s = build(Spy)
-    engine = Engine(s)
-    add(s, a=(10, 3))
-    engine.step()
-    engine.step(throttle_prefills=True)
-    assert seen == [False, True]
-
-
-@both_classes
 def test_a_saturated_rank_is_not_throttled(cls):
     """After a step that was free to prefill, ready requests were left: the next one prefills whatever it is told."""
     s = build(cls)
@@ -205,6 +191,22 @@ def test_blocked_waiters_do_not_saturate(cls):
     engine.step()
     add(s, b=(10, 9))
     assert engine.step(throttle_prefills=True).num_scheduled_tokens == {"a": 1}
+
+
+@both_classes
+def test_waiters_that_became_ready_do_saturate(cls):
+    s = build(cls)
+    engine = Engine(s)
+    add(s, a=(10, 9))
+    engine.step()
+    waiters = [request(name, 10, 9, grammar=True) for name in ("g", "h")]
+    for r in waiters:
+        s.add_request(r)
+    engine.step()
+    for r in waiters:
+        compiled(r)
+    assert engine.step().num_scheduled_tokens == {"g": 10}
+    assert engine.step(throttle_prefills=True).num_scheduled_tokens == {"h": 10}
 
 
 @both_classes
@@ -429,7 +431,7 @@ def test_fixed_chunks(cls):
     s = build(cls, max_num_batched_tokens=2048, max_model_len=16_384, num_blocks=2000)
     engine = Engine(s).run({0: [request("a", 10_000, 1)]})
     assert engine.kinds == ["P2048"] * 4 + ["P1808"]
-    assert [out.num_scheduled_tokens_padded for out in engine.outs] == [{"a": 2048}] * 5
+    assert engine.padded == [{"a": 2048}] * 5
 
 
 @both_classes
@@ -443,7 +445,7 @@ def test_chunks_that_end_on_buckets(cls):
     )
     engine = Engine(s).run({0: [request("a", 5000, 2)]})
     assert engine.steps == [{"a": 4096}, {"a": 904}, {"a": 1}]
-    assert [out.num_scheduled_tokens_padded for out in engine.outs] == [{"a": 4096}, {"a": 1024}, {"a": 1}]
+    assert engine.padded == [{"a": 4096}, {"a": 1024}, {"a": 1}]
     assert s.max_num_scheduled_tokens == 8192
 
 

@@ -12,7 +12,6 @@ from neuron_sched.vllm.scheduler import NeuronAsyncScheduler, NeuronScheduler
 from vllm_harness import request
 from vllm_setup import (
     Engine,
-    FakeBackend,
     FakeGrammar,
     Logged,
     add,
@@ -205,18 +204,18 @@ def test_unknown_ids_are_aborted_in_silence(cls):
 def test_a_double_id_while_the_first_waits_runs_or_was_impossible(cls):
     s = build(cls, **SMALL, max_num_seqs=1)
     engine = Engine(s)
-    add(s, a=(10, 3), b=(10, 3), big=(70, 4))
-    for name in ("a", "b", "big"):
+    add(s, first=(10, 3), second=(10, 3), big=(70, 4))
+    for name in ("first", "second", "big"):
         with Logged() as log:
             add(s, **{name: (10, 9)})
-        assert len(log.errors) == 1 and name in log.errors[0].split()
+        assert len(log.errors) == 1 and name in log.errors[0]
         s.check()
     engine.step()
     with Logged() as log:
-        add(s, a=(10, 9))
+        add(s, first=(10, 9))
     assert len(log.errors) == 1
     engine.run()
-    assert (engine.outputs, engine.errors) == ({"a": 3, "b": 3, "big": 0}, ["big"])
+    assert (engine.outputs, engine.errors) == ({"first": 3, "second": 3, "big": 0}, ["big"])
 
 
 @both_classes
@@ -237,7 +236,6 @@ def test_many_empty_prompts(cls):
 
 def with_grammar(cls, ahead=0, masks=(5,), **config):
     s = build_ahead(cls, ahead, **config)
-    s.structured_output_manager.backend = FakeBackend()
     engine = Engine(s, ahead)
     for i, mask in enumerate(masks):
         s.add_request(compiled(request(f"g{i}", 10, 4, grammar=True), FakeGrammar(mask)))
@@ -280,7 +278,6 @@ def test_the_mask_is_attached_as_a_copy(cls):
 @both_classes
 def test_a_chunk_that_is_not_the_last_has_no_mask(cls):
     s = build(cls)
-    s.structured_output_manager.backend = FakeBackend()
     engine = Engine(s)
     s.add_request(compiled(request("g", 100, 2, grammar=True)))
     first, second = engine.step(), engine.step()
@@ -317,8 +314,11 @@ def test_the_watchdog_starts_anew_with_every_scheduled_token(cls):
         assert s.empty_steps == 159
         engine.step()
         assert len(log.warnings) == 1
+        add(s, b=(10, 1))
         for _ in range(100):
             engine.step()
+        assert len(log.warnings) == 1
+        engine.step()
         assert len(log.warnings) == 2, "one for each hundred in a row"
 
 

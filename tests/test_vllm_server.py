@@ -301,7 +301,7 @@ def test_a_server_that_refuses_to_start(refused, name, sentence):
     assert re.search(rf"ValueError: .*{sentence}", text), text[-20_000:]
 
 
-@pytest.mark.data_parallel
+@pytest.mark.slow_server
 def test_two_data_parallel_ranks(tmp_path):
     with serving(tmp_path, **{"data-parallel-size": 2}) as server:
         result = bench(server, tmp_path, 200)

@@ -6,13 +6,13 @@ pytest.importorskip("vllm", reason="needs vLLM: make vllm-env")
 
 import time
 
+from vllm.v1.request import RequestStatus
+
 from neuron_sched.vllm.buckets import (
     get_bucket_for_count,
     get_default_num_batched_tokens_buckets,
     get_default_num_seqs_buckets,
 )
-from vllm.v1.request import RequestStatus
-
 from neuron_sched.vllm.scheduler import NeuronAsyncScheduler, SchedulerState
 from vllm_harness import request
 from vllm_setup import (
@@ -312,7 +312,7 @@ def test_decode_batches_have_their_bucket(cls):
     assert [out.num_seqs_padded for out in engine.outs[:5]] == [0] * 5
     s = build(cls, max_num_seqs=8, neuron_config={"num_seqs_buckets": [4, 8]})
     engine = Engine(s).run({0: [request("r", 10, 2)]})
-    assert [out.num_seqs_padded for out in engine.outs] == [0, 4]
+    assert [out.num_seqs_padded for out in engine.outs[:2]] == [0, 4]
 
 
 @both_classes

@@ -6,7 +6,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make vllm-env")
 
 from vllm.v1.request import RequestStatus
 
-from neuron_sched.vllm.scheduler import NeuronAsyncScheduler, NeuronScheduler
+from neuron_sched.vllm.scheduler import NeuronAsyncScheduler, NeuronScheduler, SchedulerState
 from vllm_harness import request
 from vllm_setup import (
     Engine,
@@ -333,6 +333,32 @@ def test_a_failed_load_is_computed_here(cls):
 
 
 @both_classes
+@pytest.mark.parametrize("both", [False, True], ids=["one", "two"])
+def test_a_decode_whose_loaded_blocks_failed_is_a_prompt_again(cls, both):
+    """The blocks were loaded in the step itself; when they turn out to be bad the prompt is computed here."""
+    s = with_connector(cls)
+    engine = Engine(s)
+    s.connector.answers = {"p": (32, False), "q": (32, False)}
+    add(s, a=(10, 9), p=(50, 3), q=(50, 3))
+    for _ in range(4):
+        engine.step()
+    assert engine.steps == [{"a": 10}, {"p": 18}, {"q": 18}, {"a": 1, "p": 1, "q": 1}]
+    bad = {s.kv_cache_manager.get_block_ids(name)[0][0] for name in (("p", "q") if both else ("p",))}
+    engine.schedule()
+    engine.settle(invalid_block_ids=bad)
+    s.check()
+    assert s.has_prefill_in_running
+    engine.run()
+    again = ["p", "q"] if both else ["p"]
+    assert [list(step) for step in engine.steps[5 : 5 + len(again)]] == [[name] for name in again]
+    assert [kind[0] for kind in engine.kinds[4 : 6 + len(again)]] == ["D", *["P"] * len(again), "D"]
+    if cls is NeuronScheduler:  # the async base counts the token whose output was dropped once more
+        assert engine.steps[5] == {"p": 52}
+    assert engine.outputs == {"a": 9, "p": 3, "q": 3}
+    assert usable_free(s) == 399
+
+
+@both_classes
 def test_a_failed_load_ends_its_request_where_that_is_the_policy(cls):
     s = with_connector(cls, failed_load="fail", num_blocks=8)
     engine = Engine(s)
@@ -380,6 +406,20 @@ def test_adapters_within_a_packed_prefill(cls):
     assert engine.step().num_scheduled_tokens == {"a": 10, "c": 10}
     engine.run()
     assert engine.steps[1:] == [{"a": 1, "c": 1}, {"b": 10}, {"b": 1}]
+
+
+@both_classes
+def test_adapters_of_a_packed_prefill_and_of_hidden_decodes_together(cls):
+    """Two adapters at a time: a's and one more; the third would be one too many in the next decode step."""
+    s = with_lora(cls, max_loras=2, neuron_config={"max_prefills_per_batch": 3}, max_num_seqs=6)
+    engine = Engine(s)
+    s.add_request(lora(request("a", 10, 6), 1))
+    engine.step()
+    for name, number in {"b": 2, "c": 3, "d": 2, "e": 1}.items():
+        s.add_request(lora(request(name, 10, 2), number))
+    assert engine.step().num_scheduled_tokens == {"b": 10, "d": 10, "e": 10}
+    engine.run()
+    assert engine.outputs == {"a": 6, "b": 2, "c": 2, "d": 2, "e": 2}
 
 
 # --- what vLLM's pass skips for other reasons ---
@@ -558,6 +598,35 @@ def test_the_last_token_of_a_remote_prompt_is_a_decode(cls):
     engine.run()
     assert engine.outputs == {"a": 20, "p": 3}
     assert set(engine.kinds[1:]) == {"D"}
+
+
+@both_classes
+def test_a_remote_prompt_joins_the_decodes_of_a_throttled_step(cls):
+    s = with_connector(cls)
+    engine = Engine(s)
+    engine.remote = {"p"}
+    add(s, a=(10, 20))
+    engine.step()
+    s.connector.answers["p"] = (64, True)
+    s.add_request(remote("p", 64, 3, do_remote_prefill=True, do_remote_decode=False))
+    engine.step()
+    engine.step(received=["p"])
+    assert engine.step(throttle_prefills=True).num_scheduled_tokens == {"a": 1, "p": 1}
+
+
+@both_classes
+def test_a_remote_prompt_found_in_the_step_itself_is_a_decode_too(cls):
+    s = with_connector(cls, neuron_config={"num_seqs_buckets": [2, 4]})
+    engine = Engine(s)
+    engine.remote = {"p"}
+    s.connector.answers["p"] = (63, False)
+    s.add_request(remote("p", 64, 3, do_remote_prefill=True, do_remote_decode=False))
+    out = engine.step()
+    assert (out.num_scheduled_tokens, out.num_scheduled_tokens_padded) == ({"p": 1}, {"p": 1})
+    assert out.num_seqs_padded == 2
+    assert s.state == SchedulerState.ACTIVE_DECODE
+    engine.run()
+    assert engine.outputs == {"p": 3}
 
 
 @both_classes

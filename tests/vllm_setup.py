@@ -52,11 +52,13 @@ def build(cls=NeuronScheduler, *, edit=None, **config):
     """A roomy scheduler with blocks of 16 tokens, as the cases have it, with what they change."""
     roomy = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256, "num_blocks": 400}
     chosen = cls if edit is None else prepared(cls, edit)
-    # The class that runs one step ahead is told so, as a server does.
-    return vllm_harness.build(chosen, **{**roomy, **config})
+    sched = vllm_harness.build(chosen, **{**roomy, **config})
+    sched.structured_output_manager.backend = FakeBackend()
+    return sched
 
 
 def build_ahead(cls, ahead, **config):
+    """For an engine with `ahead` outputs in flight; that it runs ahead is told to the scheduler, as a server does."""
     return build(cls, async_scheduling=bool(ahead), **config)
 
 
@@ -213,6 +215,11 @@ class Engine:
     def steps(self):
         """{id: tokens} of each step that scheduled something."""
         return [dict(out.num_scheduled_tokens) for out in self.outs if out.num_scheduled_tokens]
+
+    @property
+    def padded(self):
+        """{id: padded tokens} of each step that scheduled something."""
+        return [dict(out.num_scheduled_tokens_padded) for out in self.outs if out.num_scheduled_tokens]
 
     @property
     def outputs(self):

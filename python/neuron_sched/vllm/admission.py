@@ -62,7 +62,7 @@ class AdmittingScheduler(TrackedScheduler):
         return self._gate.refuse(
             ticket.need,
             self._rest(request),
-            sum(self.get_request_counts()),
+            self._num_requests(),
             row=ticket.row,
             prefill_in_progress=self.has_prefill_in_running and not self._joins_decode(request),
         )
@@ -155,6 +155,21 @@ class AdmittingScheduler(TrackedScheduler):
             return False
         return self._lora_fits(request) and not compat.stale_in_flight(request)
 
+    def _num_requests(self) -> int:
+        """Requests that run or wait, those included that are between the queues in this call."""
+        between = self._chosen if self._set_aside is None else self._passed
+        running, waiting = self.get_request_counts()
+        return int(running) + int(waiting) + len(between)
+
+    def _lora_fits(self, request: Request) -> bool:
+        """Whether its adapter may be loaded besides those of all running requests, hidden or not."""
+        lora = request.lora_request
+        if self.lora_config is None or lora is None:
+            return True
+        starting = (other.lora_request for other in self._chosen if other not in self._passed)
+        loaded = self._loras.keys() | {other.lora_int_id for other in starting if other is not None}
+        return lora.lora_int_id in loaded or len(loaded) < self.lora_config.max_loras
+
     def _rest(self, request: Request) -> int:
         """Tokens left to compute; of one that has not started all of them, whatever the prefix cache holds."""
         return int(request.num_tokens - request.num_computed_tokens)
@@ -177,7 +192,7 @@ class AdmittingScheduler(TrackedScheduler):
         False, and nothing is changed, when it does not fit beside the prompts that were chosen before it.
         """
         rest = self._rest(request)
-        if not self._gate.pack(rest, sum(self.get_request_counts())):
+        if not self._gate.pack(rest, self._num_requests()):
             return False
         plain, apart = self._queues()
         # A request that was blocked may be among those set apart; the long queue is not walked to find out.

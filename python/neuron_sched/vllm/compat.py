@@ -37,11 +37,13 @@ METHODS: tuple[str | tuple[str, ...], ...] = (
     "get_grammar_bitmask",
     "get_num_unfinished_requests",
     "get_request_counts",
+    "has_unfinished_requests",
     "schedule",
     "update_from_output",
 )
 ATTRIBUTES: tuple[str | tuple[str, ...], ...] = (
     "_pause_state",
+    "cache_config",
     "connector",
     "current_step",
     "ec_connector",
@@ -55,6 +57,7 @@ ATTRIBUTES: tuple[str | tuple[str, ...], ...] = (
     "num_lookahead_tokens",
     "num_spec_tokens",
     "num_waiting_for_streaming_input",
+    "policy",
     "prefill_capacity_bound",
     "prev_step_scheduled_req_ids",
     "requests",

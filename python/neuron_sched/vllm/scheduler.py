@@ -48,6 +48,8 @@ class NeuronScheduler(AdmittingScheduler):
     of a decode in rows (0 otherwise).
     """
 
+    prefill_capacity_bound: bool
+
     def __init__(self, vllm_config: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
         self.max_prefills_per_batch: int = self.neuron_config.max_prefills_per_batch
@@ -88,7 +90,7 @@ class NeuronScheduler(AdmittingScheduler):
 
     @property
     def state(self) -> SchedulerState:
-        """What the scheduler does, as of the last step."""
+        """Idle when nobody waits and nobody runs, else what the last step did that scheduled something."""
         return self._state
 
     @property
@@ -131,7 +133,7 @@ class NeuronScheduler(AdmittingScheduler):
 
     def _prefill_pass(self, head: Request | None, decode_ready: bool, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Shows the base prompts only: those that are part done, or else heads of the queue."""
-        requests = sum(self.get_request_counts())
+        requests = self._num_requests()
         heads: Heads | None = None
         visible: list[Request] = []
         if self._prefilling:
@@ -165,6 +167,7 @@ class NeuronScheduler(AdmittingScheduler):
         if decode_ready and not output.total_num_scheduled_tokens:
             compat.same_step(self, scheduled_before)
             compat.give_back_ids(self, output)
+            self._tell(output)
             self._untold = output
         return output
 
@@ -178,11 +181,13 @@ class NeuronScheduler(AdmittingScheduler):
         if joining is not None:
             self._choose(joining)
             heads = self._heads(lambda: None)
-        output = self._pass(View(self, visible, heads, []), False, *args, **kwargs)
+        return self._pass(View(self, visible, heads, []), False, *args, **kwargs)
+
+    def _tell(self, output: SchedulerOutput) -> None:
+        """Adds what an earlier pass has told, whose output nobody got."""
         if self._untold is not None:
             compat.tell_again(self._untold, output)
             self._untold = None
-        return output
 
     def _pass(self, view: View, defers_connectors: bool, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """One call of the base; whatever it does, everything is put back and everybody is in one place."""
@@ -217,30 +222,32 @@ class NeuronScheduler(AdmittingScheduler):
     def _finish(self, output: SchedulerOutput, prefill: bool) -> None:
         """Pads, checks and counts a step that the base has planned."""
         self._num_in_flight += 1
+        self._tell(output)
         counts = output.num_scheduled_tokens
         output.num_scheduled_tokens_padded, output.num_seqs_padded = {}, 0
         if counts:
-            self._pad(output, prefill)
+            prefill = self._pad(output, prefill)
             self._gate.ran(prefill)
-        if not self.running and not any(self._queues()):
-            self._state = SchedulerState.IDLE
-        elif counts:
+        if counts:
             self._state = SchedulerState.ACTIVE_PREFILL if prefill else SchedulerState.ACTIVE_DECODE
+        self._idle_if_empty()
         self._attach_grammar(output)
         self._watchdog.saw(bool(counts), self.has_unfinished_requests(), self.explain)
 
-    def _pad(self, output: SchedulerOutput, prefill: bool) -> None:
+    def _pad(self, output: SchedulerOutput, prefill: bool) -> bool:
+        """Checks a step and attaches its padded counts; answers whether it is a prefill step."""
         counts = output.num_scheduled_tokens
         rows = self._prefill_rows(output) if prefill else []
         if not any(is_prefill for _, is_prefill, _ in rows):
             # A prefill step whose prompts were computed elsewhere but for their last tokens is a decode step.
             prefilling = [request.request_id for request in self._prefilling]
             output.num_scheduled_tokens_padded, output.num_seqs_padded = self._gate.pad_decode(counts, prefilling)
-            return
+            return False
         output.num_scheduled_tokens_padded, bucket = self._gate.pad_prefill(rows)
         total = output.total_num_scheduled_tokens
         self.total_scheduled_tokens += total
         self.total_padding_tokens += bucket - total
+        return True
 
     def _prefill_rows(self, output: SchedulerOutput) -> list[tuple[str, bool, int]]:
         """(id, whether it had prompt tokens left before the step, count) of each row."""
@@ -249,8 +256,8 @@ class NeuronScheduler(AdmittingScheduler):
         before.update((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs)
         rows = []
         for request_id, count in output.num_scheduled_tokens.items():
-            request, computed = self.requests.get(request_id), before.get(request_id)
-            known = request is not None and computed is not None
+            request, computed = self.requests.get(request_id), before.get(request_id, -1)
+            known = request is not None and computed >= 0
             rows.append((request_id, known and self._had_prompt_left(request, computed), count))
         return rows
 
@@ -281,7 +288,13 @@ class NeuronScheduler(AdmittingScheduler):
         self._num_in_flight = max(0, self._num_in_flight - 1)
         if not self._num_in_flight:
             self._left = None
-        return super().update_from_output(scheduler_output, model_runner_output)
+        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
+        self._idle_if_empty()
+        return outputs
+
+    def _idle_if_empty(self) -> None:
+        if not self.running and not any(self._queues()):
+            self._state = SchedulerState.IDLE
 
     def check(self) -> None:
         """Compares what the core was told with the base's queues; RuntimeError tells of a fault of these classes.

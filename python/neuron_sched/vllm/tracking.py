@@ -101,13 +101,6 @@ class TrackedScheduler(Scheduler):
         """Whether prompt tokens are left to compute; outputs that are replayed after a preemption count as such."""
         return bool(request.num_computed_tokens < max(request.num_prompt_tokens, request.num_tokens - 1))
 
-    def _lora_fits(self, request: Request) -> bool:
-        """Whether its adapter may be loaded besides those of all running requests, hidden or not."""
-        lora = request.lora_request
-        if self.lora_config is None or lora is None:
-            return True
-        return lora.lora_int_id in self._loras or len(self._loras) < self.lora_config.max_loras
-
     # Departure
 
     def _leave_running(self, request: Request) -> None:
