@@ -44,16 +44,16 @@ test-core: $(DEBUG) ## Without vLLM: Rust, doc tests, Python, README and docstri
 	$(BIN)/pytest
 
 test-vllm: $(DEBUG) ## The tests with vLLM 0.32: scheduler, engine, server.
-	$(VLLM) python -m pytest -m 'not data_parallel' $(VLLM_TESTS)
+	$(VLLM) python -m pytest -m 'not slow_server' $(VLLM_TESTS)
 
 test-matrix: $(DEBUG) vllm-env ## The tests of the schedulers on the other supported releases of vLLM, two at a time.
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target $(MATRIX)
 
 $(MATRIX): test-vllm-%: $(DEBUG)
-	HYPOTHESIS_PROFILE=matrix $(VLLM) --release $* python -m pytest -m 'not (engine or server or data_parallel)' $(VLLM_TESTS)
+	HYPOTHESIS_PROFILE=matrix $(VLLM) --release $* python -m pytest -m 'not (engine or server or slow_server)' $(VLLM_TESTS)
 
 test-full: test test-matrix test-slow ## Everything: also the matrix, the data-parallel server, the slow profiles.
-	$(VLLM) python -m pytest -m data_parallel $(VLLM_TESTS)
+	$(VLLM) python -m pytest -m slow_server $(VLLM_TESTS)
 	HYPOTHESIS_PROFILE=slow-vllm $(VLLM) python -m pytest -m hypothesis --timeout 0 $(VLLM_TESTS)
 
 test-slow: $(DEBUG) ## Run the property tests over 100,000 histories each.
@@ -74,8 +74,9 @@ format: $(TOOLS) ## Format Rust and Python, and mend what ruff can mend.
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(RELEASE) ## Measure: ratios against pure Python (gated), then instruction counts.
+bench: vllm-env $(RELEASE) ## Measure: ratios against pure Python and within vLLM (gated), then instruction counts.
 	$(BIN)/pytest benches --timeout 900
+	$(VLLM) python -m pytest benches/test_vllm.py --timeout 900
 	$(BIN)/python benches/instructions.py
 
 instructions: $(TOOLS) ## Count the core's instructions under callgrind; fail when 3 % above the baseline, or when decode allocates.

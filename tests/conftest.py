@@ -21,7 +21,7 @@ settings.register_profile("slow-vllm", settings.get_profile("slow"), max_example
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 # Seconds that a test with the marker may take: loading a model, starting servers.
-TIMEOUTS = {"engine": 300, "server": 600, "data_parallel": 900}
+TIMEOUTS = {"engine": 300, "server": 600, "slow_server": 900}
 
 
 def pytest_configure(config: pytest.Config):

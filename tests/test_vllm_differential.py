@@ -5,19 +5,29 @@ the base class is shown, and that what comes out is what was decided. The standa
 an oracle in pure Python elsewhere.
 """
 
+import logging
+
 import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make vllm-env")
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from neuron_sched import NeuronAsyncScheduler, NeuronScheduler
 from vllm_harness import starts
 from vllm_workload import BucketSide, VllmSide, play, turns_to_the_end, workloads
 
 pytestmark = pytest.mark.timeout(0)
-# A workload takes some 20 ms: the slow profile tries ten thousand, not a hundred thousand.
-examples = settings(max_examples=min(2 * settings().max_examples, 10_000))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet():
+    """Thousands of schedulers are made: a failure's report would end with what each of them logged."""
+    logger = logging.getLogger("vllm")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(level)
 
 
 class Pair:
@@ -29,6 +39,7 @@ class Pair:
         self.in_flight = []
         self.refused = {}  # requests that can never run: whether the error was delivered
         self.real = self.padded = 0
+        self.state = "IDLE"
 
     def run(self):
         for turn, names in turns_to_the_end(self.workload, self.unfinished):
@@ -38,10 +49,13 @@ class Pair:
                 self.abort(f"r{i}")
             self.agree()
             self.schedule(turn.throttle)
+            self.agree()
             for i in turn.late_abort:
                 self.abort(f"r{i}")
+                self.agree()
             if len(self.in_flight) > self.ahead:
                 self.deliver()
+                self.agree()
         while self.in_flight:
             self.deliver()
         assert all(self.refused.values())
@@ -89,6 +103,11 @@ class Pair:
         if step.kind == "prefill":
             self.real += out.total_num_scheduled_tokens
             self.padded += step.padded_tokens
+        if not self.bucket.sched.num_running and not self.bucket.sched.num_waiting:
+            self.state = "IDLE"
+        elif step.kind != "idle":
+            self.state = f"ACTIVE_{step.kind.upper()}"
+        assert self.vllm.sched.state.name == self.state
         self.in_flight.append((out, step))
         self.vllm.sched.check()
 
@@ -112,38 +131,27 @@ class Pair:
         assert [entry for entry in emitted if entry[2] != "error"] == self.bucket.deliver(step)
         assert all(self.refused.values()), "told at the next chance"
         assert self.vllm.free_blocks == self.bucket.sched.free_blocks
-        if not self.in_flight:
-            assert (
-                self.vllm.sched.state.name
-                == {
-                    "idle": "IDLE",
-                    "prefill": "ACTIVE_PREFILL",
-                    "decode": "ACTIVE_DECODE",
-                }[self.bucket.sched.state]
-            )
 
     def agree(self):
-        """Between steps."""
+        """At any time."""
         self.vllm.sched.check()
         if not all(self.refused.values()):
             return  # they count as unfinished on the side of vLLM until they are told
         sched = self.bucket.sched
         assert self.vllm.sched.get_request_counts() == (sched.num_running, sched.num_waiting)
         ours, theirs = self.vllm.explained(), self.bucket.explained()
-        if self.in_flight and ours and theirs:
-            # The standalone scheduler then speaks of the step that runs.
-            assert (ours[0], *ours[2:]) == (theirs[0], *theirs[2:])
-        else:
-            assert ours == theirs
+        planned = self.in_flight[-1][0].num_scheduled_tokens if self.in_flight else {}
+        if ours and theirs and self.in_flight and not planned.keys() & self.vllm.sched.requests.keys():
+            # Whoever the step left no room for need not wait for it any more: only the standalone scheduler says so.
+            ours, theirs = ((e[0], *e[2:]) for e in (ours, theirs))
+        assert ours == theirs
 
 
-@examples
 @given(workloads())
 def test_sync_class_step_for_step(workload):
     Pair(workload, NeuronScheduler).run()
 
 
-@examples
 @given(workloads(prefix_caching=True, packed=False, late=False))
 def test_sync_class_step_for_step_with_prefix_hits(workload):
     """vLLM shares content as soon as it is scheduled, the standalone scheduler once it is computed.
@@ -153,13 +161,11 @@ def test_sync_class_step_for_step_with_prefix_hits(workload):
     Pair(workload, NeuronScheduler).run()
 
 
-@examples
 @given(workloads())
 def test_async_class_step_for_step_one_ahead(workload):
     Pair(workload, NeuronAsyncScheduler, ahead=True).run()
 
 
-@examples
 @given(workloads(prefix_caching=True, packed=False, late=False))
 def test_async_class_step_for_step_under_the_one_step_engine(workload):
     Pair(workload, NeuronAsyncScheduler).run()
@@ -192,7 +198,6 @@ def lawful(workload, sched):
     return look
 
 
-@examples
 @given(workloads(prefix_caching=None))
 def test_sync_against_async(workload):
     """The same outputs and ends; the batches may differ, since a slot is freed one step later."""

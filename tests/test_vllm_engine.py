@@ -1,10 +1,12 @@
-"""Against stock: on a real engine (vLLM for CPU, in this process) every request gets the tokens that vLLM's own scheduler
-gives it, and no step mixes prefill and decode.
+"""Against stock: on a real engine every request gets the tokens that vLLM's own scheduler gives it, phases never mix.
 
-Tokens are compared, so the model must answer the same whatever else is in the batch. Batching changes the last bits of a
-logit; a gap between the two best logits that is far wider than that, at every token, makes greedy sampling exact
-(`test_greedy_choice_has_room` measures it). vLLM's dummy weights are so small that only the last token matters to them,
-and a broken KV cache would go unseen; therefore everything runs once more with weights for which the whole prompt matters.
+Tokens are compared, so the model must answer the same whatever else is in the batch. Batching changes the last bits of
+a logit; a gap between the two best logits that is far wider than that, at every token, makes greedy sampling exact
+(`test_greedy_choice_has_room` measures it). vLLM's dummy weights are so small that hardly more than the last token
+matters to them, and a broken KV cache would go unseen; therefore everything runs once more with weights for which the
+whole prompt matters.
+
+The engine is vLLM's for the CPU, in this process.
 """
 
 import contextlib
@@ -23,24 +25,22 @@ from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.platforms import current_platform
 from vllm.platforms.cpu import CpuPlatform
 from vllm.sampling_params import StructuredOutputsParams
-
 from vllm.v1.core.sched.scheduler import Scheduler
 
 import neuron_sched
 from neuron_sched.vllm.buckets import get_bucket_for_count
 from vllm_harness import starts
-from vllm_model import CONFIG, write_model, write_weights
+from vllm_model import write_model, write_weights
 from vllm_plugin import neuron_sched_test_plugin
 
 current_platform.import_kernels()
 pytestmark = [
     pytest.mark.engine,
+    pytest.mark.filterwarnings("default"),  # numba, xgrammar and others warn
     pytest.mark.skipif(
         not (current_platform.is_cpu() and hasattr(torch.ops._C, "init_cpu_memory_env")),
         reason="the CPU kernels of this vLLM do not load here: its engine cannot run",
     ),
-    # Its own, and those of what it imports.
-    pytest.mark.filterwarnings("default"),
 ]
 
 MAX_MODEL_LEN, MAX_NUM_SEQS, BUDGET, BLOCK_SIZE = 1024, 8, 256, 32
@@ -77,6 +77,7 @@ def recording(base):
                 self.steps.append(
                     SimpleNamespace(
                         real=dict(out.num_scheduled_tokens),
+                        before=before,
                         prefills={i for i in before if before[i] < self.requests[i].num_prompt_tokens},
                         hits=sum(new.num_computed_tokens > 0 for new in out.scheduled_new_reqs),
                         padded=dict(getattr(out, "num_scheduled_tokens_padded", {})),
@@ -183,10 +184,14 @@ def one_process():
     os.environ.update(environment)
 
 
+@pytest.fixture(scope="module")
+def drawn_model(tmp_path_factory):
+    return write_weights(write_model(tmp_path_factory.mktemp("drawn")))
+
+
 @pytest.fixture(scope="module", params=["dummy weights", "drawn weights"])
-def model(request, tmp_path_factory):
-    folder = write_model(tmp_path_factory.mktemp("llama"))
-    return write_weights(folder) if request.param == "drawn weights" else folder
+def model(request, drawn_model, tmp_path_factory):
+    return drawn_model if request.param == "drawn weights" else write_model(tmp_path_factory.mktemp("dummy"))
 
 
 @pytest.fixture(scope="module")
@@ -212,8 +217,19 @@ def test_greedy_choice_has_room(model, stock):
     noise = max(abs(logits[at][0] - stock.logits[at][0]) / abs(logits[at][0]) for at in logits)
     room = min((first - second) / abs(first) for first, second in stock.logits.values())
     assert len(logits) > 150 and len(stock.logits) > 400
-    print(len(logits), len(stock.logits), noise, room)
     assert room > 10 * noise
+
+
+def test_the_whole_prompt_matters_to_the_drawn_weights(drawn_model):
+    prompt = random.Random(2).choices(range(3, 512), k=600)
+    prompts = {"same": prompt}
+    for position in (0, 100, 300, 500):
+        prompts[f"other token at {position}"] = [*prompt[:position], 7, *prompt[position + 1 :]]
+    with engine(drawn_model, **WITH_LOGITS) as (llm, core):
+        requests = [(0, name, tokens, 1, {}) for name, tokens in prompts.items()]
+        best = {name: values[0] for (name, _), values in serve(llm, core, requests, logprobs=2)[2].items()}
+    expected = best.pop("same")
+    assert {name for name, logit in best.items() if abs(logit - expected) > 1e-3 * expected} == best.keys(), best
 
 
 def test_the_workload_has_what_it_is_meant_to_have(stock):
@@ -260,17 +276,15 @@ def check_phases_and_padding(steps):
     assert kinds == {"prefill", "decode"}
 
 
+# Structured output
+
+
 SCHEMA = {
     "type": "object",
     "properties": {"ok": {"type": "boolean"}, "colour": {"enum": ["red", "green", "blue"]}},
     "required": ["ok", "colour"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def drawn_model(tmp_path_factory):
-    return write_weights(write_model(tmp_path_factory.mktemp("drawn")))
 
 
 def served_with_grammars(model, cls, async_engine=False):
@@ -284,8 +298,8 @@ def served_with_grammars(model, cls, async_engine=False):
     changes = {"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}}
     with engine(model, recording(cls), async_engine=async_engine, skip_tokenizer_init=False, **changes) as (llm, core):
         told = serve(llm, core, requests)[0]
-        texts = {name: llm.get_tokenizer().decode(tokens, skip_special_tokens=True) for name, (tokens, _) in told.items()}
-        return told, [texts[name] for _, name, *_, more in requests if "structured_outputs" in more], core.scheduler
+        held = [told[name][0] for _, name, *_, more in requests if "structured_outputs" in more]
+        return told, llm.get_tokenizer().batch_decode(held, skip_special_tokens=True), core.scheduler
 
 
 @pytest.fixture(scope="module")
@@ -308,43 +322,59 @@ def test_structured_output_equals_that_of_stock(drawn_model, stock_with_grammars
 # would be one more compiled graph.
 
 
+SHORT = 128
+NO_DRAFTS_ABOVE = SHORT - 3 - 2 * 3
+
+
 def served_near_the_end(model, cls, async_engine=False, draft=None):
-    """Requests that use up the whole context of 128 tokens."""
+    """Requests that use up the whole context."""
     rng = random.Random(8)
-    requests = [(n, f"r{n}", [rng.randrange(3, 512) for _ in range(n)], 128, {}) for n in (1, 20, 50, 90, 99, 125, 127)]
+    requests = [
+        (n, f"r{n}", [rng.randrange(3, 512) for _ in range(n)], SHORT, {}) for n in (1, 20, 50, 90, 99, 125, 127)
+    ]
     requests = [(i, *request[1:]) for i, request in enumerate(requests)]
-    shape = {"max_model_len": 128, "max_num_batched_tokens": 128, "speculative_config": draft}
+    shape = {"max_model_len": SHORT, "max_num_batched_tokens": SHORT, "speculative_config": draft}
     with engine(model, recording(cls), async_engine=async_engine, **shape) as (llm, core):
         return serve(llm, core, requests)[0], core.scheduler
 
 
-def check_widths(scheduler, k):
-    decodes = [step for step in scheduler.steps if not step.prefills]
-    assert {width for step in decodes for width in step.real.values()} == {1, 1 + k}
-    widths = {}
-    for step in decodes:
-        assert step.padded == step.real
-        for request, width in step.real.items():
-            widths.setdefault(request, []).append(width)
-    return widths
+@pytest.fixture(scope="module")
+def stock_near_the_end(drawn_model):
+    return served_near_the_end(drawn_model, Scheduler)[0]
 
 
-def test_draft_model_at_the_end_of_the_context(drawn_model, tmp_path):
-    """A request that has stopped drafting never drafts again."""
+@pytest.mark.parametrize("async_engine", [False, True], ids=["one-step engine", "async"])
+def test_draft_model_at_the_end_of_the_context(drawn_model, stock_near_the_end, tmp_path, async_engine):
+    """Every step is 1 or 1 + k wide, and a request that has stopped drafting never drafts again."""
     draft = write_weights(write_model(tmp_path), noise=0.05)
-    stock = served_near_the_end(drawn_model, Scheduler)[0]
     draft = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3}
-    told, scheduler = served_near_the_end(drawn_model, neuron_sched.NeuronAsyncScheduler, True, draft)
-    assert told == stock
-    for widths in check_widths(scheduler, 3).values():
-        print(widths)
-        assert widths == sorted(widths, reverse=True)
+    told, scheduler = served_near_the_end(drawn_model, neuron_sched.NeuronAsyncScheduler, async_engine, draft)
+    assert told == stock_near_the_end
+    widths = decode_widths(scheduler)
+    assert {width for of_one in widths.values() for width, _ in of_one} == {1, 4}
+    for of_one in widths.values():
+        assert of_one == sorted(of_one, key=lambda step: -step[0])
 
 
-def test_ngram_at_the_end_of_the_context(drawn_model):
-    """The last test here that makes an engine: n-grams load llvmlite, and a CPU engine cannot start after that."""
-    stock = served_near_the_end(drawn_model, Scheduler)[0]
+def test_ngram_at_the_end_of_the_context(drawn_model, stock_near_the_end):
+    """The last test here that makes an engine: n-grams load llvmlite, and a CPU engine cannot start after that.
+
+    N-grams may propose fewer tokens than k, or none, at any time; but no step may be cut where the context ends.
+    """
     draft = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
     told, scheduler = served_near_the_end(drawn_model, neuron_sched.NeuronAsyncScheduler, False, draft)
-    assert told == stock
-    check_widths(scheduler, 3)
+    assert told == stock_near_the_end
+    steps = [step for of_one in decode_widths(scheduler).values() for step in of_one]
+    assert {width for width, computed in steps if computed <= NO_DRAFTS_ABOVE} >= {1, 4}
+    assert {width for width, computed in steps if computed > NO_DRAFTS_ABOVE} == {1}
+
+
+def decode_widths(scheduler):
+    """{request: [(tokens of a step, tokens computed before it)]} of all decode steps."""
+    widths = {}
+    for step in scheduler.steps:
+        if not step.prefills:
+            assert step.padded == step.real
+            for request, width in step.real.items():
+                widths.setdefault(request, []).append((width, step.before[request]))
+    return widths

@@ -32,6 +32,8 @@ class Uses:
     attributes: set[str] = field(default_factory=set)
     used: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     calls: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
+    strings: set[str] = field(default_factory=set)
+    """What functions spell as a string: it may be the name of an attribute, or not."""
 
 
 def uses(package: Path) -> Uses:
@@ -89,6 +91,8 @@ def scheduler_names(function: ast.FunctionDef, ours: bool) -> set[str]:
 
 def read(function: ast.AST, schedulers: set[str], file: str, found: Uses) -> None:
     for node in ast.walk(function):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.strings.add(node.value)
         where = f"{file}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) in schedulers:
             found.used[node.attr].add(where)

@@ -34,8 +34,9 @@ class AdmittingScheduler(TrackedScheduler):
         self._prefix_stats = compat.PrefixStats(self)
         # Blocked requests that were asked in this call and are not ready.
         self._polled: set[Request] = set()
-        # The head that the last step left waiting, and why.
+        # The head that the last step left waiting, and why; and the ids of that step.
         self._left: tuple[Request, str] | None = None
+        self._last_step: Collection[str] = ()
         # Steps that were scheduled and whose output has not come.
         self._num_in_flight = 0
 
@@ -62,7 +63,7 @@ class AdmittingScheduler(TrackedScheduler):
         return self._gate.refuse(
             ticket.need,
             self._rest(request),
-            sum(self.get_request_counts()),
+            self._num_requests(),
             row=ticket.row,
             prefill_in_progress=self.has_prefill_in_running and not self._joins_decode(request),
         )
@@ -101,6 +102,8 @@ class AdmittingScheduler(TrackedScheduler):
         self._gate.begin()
         reason = self._reason(head)
         left = self._left[1] if self._left is not None and self._left[0] is head else None
+        if left is not None and not any(request_id in self.requests for request_id in self._last_step):
+            left = None
         if reason in (None, "kv") and left in ("prefill_in_progress", "prefill_batch_full"):
             # Tested before the cache; true while the step that left no room is in flight.
             return left
@@ -155,6 +158,21 @@ class AdmittingScheduler(TrackedScheduler):
             return False
         return self._lora_fits(request) and not compat.stale_in_flight(request)
 
+    def _num_requests(self) -> int:
+        """Requests that run or wait, those included that are between the queues in this call."""
+        between = self._chosen if self._set_aside is None else self._passed
+        running, waiting = self.get_request_counts()
+        return int(running) + int(waiting) + len(between)
+
+    def _lora_fits(self, request: Request) -> bool:
+        """Whether its adapter may be loaded besides those of all running requests, hidden or not."""
+        lora = request.lora_request
+        if self.lora_config is None or lora is None:
+            return True
+        starting = (other.lora_request for other in self._chosen if other not in self._passed)
+        loaded = self._loras.keys() | {other.lora_int_id for other in starting if other is not None}
+        return lora.lora_int_id in loaded or len(loaded) < self.lora_config.max_loras
+
     def _rest(self, request: Request) -> int:
         """Tokens left to compute; of one that has not started all of them, whatever the prefix cache holds."""
         return int(request.num_tokens - request.num_computed_tokens)
@@ -177,7 +195,7 @@ class AdmittingScheduler(TrackedScheduler):
         False, and nothing is changed, when it does not fit beside the prompts that were chosen before it.
         """
         rest = self._rest(request)
-        if not self._gate.pack(rest, sum(self.get_request_counts())):
+        if not self._gate.pack(rest, self._num_requests()):
             return False
         plain, apart = self._queues()
         # A request that was blocked may be among those set apart; the long queue is not walked to find out.

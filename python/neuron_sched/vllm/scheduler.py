@@ -133,7 +133,7 @@ class NeuronScheduler(AdmittingScheduler):
 
     def _prefill_pass(self, head: Request | None, decode_ready: bool, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Shows the base prompts only: those that are part done, or else heads of the queue."""
-        requests = sum(self.get_request_counts())
+        requests = self._num_requests()
         heads: Heads | None = None
         visible: list[Request] = []
         if self._prefilling:
@@ -167,24 +167,27 @@ class NeuronScheduler(AdmittingScheduler):
         if decode_ready and not output.total_num_scheduled_tokens:
             compat.same_step(self, scheduled_before)
             compat.give_back_ids(self, output)
+            self._tell(output)
             self._untold = output
         return output
 
     def _decode_pass(self, joining: Request | None, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        """Shows the base no prompt that is part done, and of those who wait only one who joins the decode."""
+        """Shows the base those that decode, and of those who wait only one who joins them."""
         visible: list[Request] | None = None
         heads: Heads | None = None
-        if self._prefilling:
-            hidden = set(self._prefilling)
+        if self._prefilling or self._never_decode:
+            hidden = {*self._prefilling, *self._never_decode}
             visible = [request for request in self.running if request not in hidden]
         if joining is not None:
             self._choose(joining)
             heads = self._heads(lambda: None)
-        output = self._pass(View(self, visible, heads, []), False, *args, **kwargs)
+        return self._pass(View(self, visible, heads, []), False, *args, **kwargs)
+
+    def _tell(self, output: SchedulerOutput) -> None:
+        """Adds what an earlier pass has told, whose output nobody got."""
         if self._untold is not None:
             compat.tell_again(self._untold, output)
             self._untold = None
-        return output
 
     def _pass(self, view: View, defers_connectors: bool, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """One call of the base; whatever it does, everything is put back and everybody is in one place."""
@@ -219,10 +222,11 @@ class NeuronScheduler(AdmittingScheduler):
     def _finish(self, output: SchedulerOutput, prefill: bool) -> None:
         """Pads, checks and counts a step that the base has planned."""
         self._num_in_flight += 1
-        counts = output.num_scheduled_tokens
+        self._tell(output)
+        counts = self._last_step = output.num_scheduled_tokens
         output.num_scheduled_tokens_padded, output.num_seqs_padded = {}, 0
         if counts:
-            self._pad(output, prefill)
+            prefill = self._pad(output, prefill)
             self._gate.ran(prefill)
         if counts:
             self._state = SchedulerState.ACTIVE_PREFILL if prefill else SchedulerState.ACTIVE_DECODE
@@ -230,18 +234,20 @@ class NeuronScheduler(AdmittingScheduler):
         self._attach_grammar(output)
         self._watchdog.saw(bool(counts), self.has_unfinished_requests(), self.explain)
 
-    def _pad(self, output: SchedulerOutput, prefill: bool) -> None:
+    def _pad(self, output: SchedulerOutput, prefill: bool) -> bool:
+        """Checks a step and attaches its padded counts; answers whether it is a prefill step."""
         counts = output.num_scheduled_tokens
         rows = self._prefill_rows(output) if prefill else []
         if not any(is_prefill for _, is_prefill, _ in rows):
             # A prefill step whose prompts were computed elsewhere but for their last tokens is a decode step.
             prefilling = [request.request_id for request in self._prefilling]
             output.num_scheduled_tokens_padded, output.num_seqs_padded = self._gate.pad_decode(counts, prefilling)
-            return
+            return False
         output.num_scheduled_tokens_padded, bucket = self._gate.pad_prefill(rows)
         total = output.total_num_scheduled_tokens
         self.total_scheduled_tokens += total
         self.total_padding_tokens += bucket - total
+        return True
 
     def _prefill_rows(self, output: SchedulerOutput) -> list[tuple[str, bool, int]]:
         """(id, whether it had prompt tokens left before the step, count) of each row."""
