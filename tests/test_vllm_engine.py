@@ -36,6 +36,7 @@ from vllm_plugin import neuron_sched_test_plugin
 current_platform.import_kernels()
 pytestmark = [
     pytest.mark.engine,
+    pytest.mark.filterwarnings("default"),  # numba, xgrammar and others warn
     pytest.mark.skipif(
         not (current_platform.is_cpu() and hasattr(torch.ops._C, "init_cpu_memory_env")),
         reason="the CPU kernels of this vLLM do not load here: its engine cannot run",
@@ -337,29 +338,32 @@ def served_near_the_end(model, cls, async_engine=False, draft=None):
         return serve(llm, core, requests)[0], core.scheduler
 
 
+@pytest.fixture(scope="module")
+def stock_near_the_end(drawn_model):
+    return served_near_the_end(drawn_model, Scheduler)[0]
+
+
 @pytest.mark.parametrize("async_engine", [False, True], ids=["one-step engine", "async"])
-def test_draft_model_at_the_end_of_the_context(drawn_model, tmp_path, async_engine):
+def test_draft_model_at_the_end_of_the_context(drawn_model, stock_near_the_end, tmp_path, async_engine):
     """Every step is 1 or 1 + k wide, and a request that has stopped drafting never drafts again."""
-    stock = served_near_the_end(drawn_model, Scheduler)[0]
     draft = write_weights(write_model(tmp_path), noise=0.05)
     draft = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3}
     told, scheduler = served_near_the_end(drawn_model, neuron_sched.NeuronAsyncScheduler, async_engine, draft)
-    assert told == stock
+    assert told == stock_near_the_end
     widths = decode_widths(scheduler)
     assert {width for of_one in widths.values() for width, _ in of_one} == {1, 4}
     for of_one in widths.values():
         assert of_one == sorted(of_one, key=lambda step: -step[0])
 
 
-def test_ngram_at_the_end_of_the_context(drawn_model):
+def test_ngram_at_the_end_of_the_context(drawn_model, stock_near_the_end):
     """The last test here that makes an engine: n-grams load llvmlite, and a CPU engine cannot start after that.
 
     N-grams may propose fewer tokens than k, or none, at any time; but no step may be cut where the context ends.
     """
-    stock = served_near_the_end(drawn_model, Scheduler)[0]
     draft = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
     told, scheduler = served_near_the_end(drawn_model, neuron_sched.NeuronAsyncScheduler, False, draft)
-    assert told == stock
+    assert told == stock_near_the_end
     steps = [step for of_one in decode_widths(scheduler).values() for step in of_one]
     assert {width for width, computed in steps if computed <= NO_DRAFTS_ABOVE} >= {1, 4}
     assert {width for width, computed in steps if computed > NO_DRAFTS_ABOVE} == {1}

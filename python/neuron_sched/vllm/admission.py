@@ -34,8 +34,9 @@ class AdmittingScheduler(TrackedScheduler):
         self._prefix_stats = compat.PrefixStats(self)
         # Blocked requests that were asked in this call and are not ready.
         self._polled: set[Request] = set()
-        # The head that the last step left waiting, and why.
+        # The head that the last step left waiting, and why; and the ids of that step.
         self._left: tuple[Request, str] | None = None
+        self._last_step: Collection[str] = ()
         # Steps that were scheduled and whose output has not come.
         self._num_in_flight = 0
 
@@ -101,6 +102,8 @@ class AdmittingScheduler(TrackedScheduler):
         self._gate.begin()
         reason = self._reason(head)
         left = self._left[1] if self._left is not None and self._left[0] is head else None
+        if left is not None and not any(request_id in self.requests for request_id in self._last_step):
+            left = None
         if reason in (None, "kv") and left in ("prefill_in_progress", "prefill_batch_full"):
             # Tested before the cache; true while the step that left no room is in flight.
             return left

@@ -162,7 +162,7 @@ def ready_waiting(scheduler: Any) -> bool:
     """Whether anybody waits who is not blocked."""
     if hasattr(scheduler, "deferred_waiting"):
         return len(scheduler.waiting) + len(scheduler.kv_holding_waiting) > len(scheduler.deferred_waiting)
-    return bool(scheduler.waiting)
+    return bool(scheduler.waiting) or any(not is_blocked(scheduler, request) for request in scheduler.skipped_waiting)
 
 
 def loads_remote_kv(request: Request) -> bool:

@@ -172,11 +172,11 @@ class NeuronScheduler(AdmittingScheduler):
         return output
 
     def _decode_pass(self, joining: Request | None, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        """Shows the base no prompt that is part done, and of those who wait only one who joins the decode."""
+        """Shows the base those that decode, and of those who wait only one who joins them."""
         visible: list[Request] | None = None
         heads: Heads | None = None
-        if self._prefilling:
-            hidden = set(self._prefilling)
+        if self._prefilling or self._never_decode:
+            hidden = {*self._prefilling, *self._never_decode}
             visible = [request for request in self.running if request not in hidden]
         if joining is not None:
             self._choose(joining)
@@ -223,7 +223,7 @@ class NeuronScheduler(AdmittingScheduler):
         """Pads, checks and counts a step that the base has planned."""
         self._num_in_flight += 1
         self._tell(output)
-        counts = output.num_scheduled_tokens
+        counts = self._last_step = output.num_scheduled_tokens
         output.num_scheduled_tokens_padded, output.num_seqs_padded = {}, 0
         if counts:
             prefill = self._pad(output, prefill)

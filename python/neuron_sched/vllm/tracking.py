@@ -37,6 +37,8 @@ class TrackedScheduler(Scheduler):
         self._unservable: dict[str, Request] = {}
         # Running requests with prompt tokens left, in order of admission.
         self._prefilling: list[Request] = []
+        # Running requests whose prompt is as long as the model takes: they emit one token and never decode.
+        self._never_decode: list[Request] = []
         # LoRA adapters of running requests.
         self._loras: Counter[int] = Counter()
         self._turns = 0
@@ -86,6 +88,8 @@ class TrackedScheduler(Scheduler):
         """Counts a request that the base has put among the running; its slot and blocks are reserved already."""
         if request.lora_request:
             self._loras[request.lora_request.lora_int_id] += 1
+        if request.num_prompt_tokens >= self.max_model_len:
+            self._never_decode.append(request)
         self._track_prefill(request)
 
     def _track_prefill(self, request: Request) -> None:
@@ -104,8 +108,9 @@ class TrackedScheduler(Scheduler):
     # Departure
 
     def _leave_running(self, request: Request) -> None:
-        if request in self._prefilling:
-            self._prefilling.remove(request)
+        for listed in (self._prefilling, self._never_decode):
+            if request in listed:
+                listed.remove(request)
         lora = request.lora_request
         if lora is not None and lora.lora_int_id in self._loras:
             self._loras[lora.lora_int_id] -= 1
