@@ -545,17 +545,17 @@ def test_a_session_goes_on_with_a_prefill_of_what_is_new(cls, ahead):
     for _ in range(7):
         engine.step()
     assert s.requests["s"].status == RequestStatus.WAITING_FOR_STREAMING_REQ
-    s.add_request(session("s", 20, 2))
+    s.add_request(session("s", 20, 3))
     s.check()
     out = engine.step()
     assert (out.num_scheduled_tokens, out.num_scheduled_tokens_padded) == ({"s": 20}, {"s": 64})
     assert engine.step().num_scheduled_tokens == {"a": 1, "s": 1}
-    for _ in range(3):
+    for _ in range(4):
         engine.step()
     assert s.requests["s"].status == RequestStatus.WAITING_FOR_STREAMING_REQ
     s.add_request(session("s", 1, 1, resumable=False))
     engine.run()
-    assert engine.outputs == {"s": 5, "a": 30}
+    assert engine.outputs == {"s": 6, "a": 30}
     assert usable_free(s) == 399
 
 
@@ -564,12 +564,12 @@ def test_input_that_came_early_is_used_when_the_turn_ends(cls):
     s = build(cls)
     engine = Engine(s)
     s.add_request(session("s", 10, 2))
-    s.add_request(session("s", 6, 1))
+    s.add_request(session("s", 6, 2))
     s.add_request(session("s", 1, 1, resumable=False))
     s.check()
     engine.run()
-    assert engine.steps == [{"s": 10}, {"s": 1}, {"s": 6}]
-    assert engine.outputs == {"s": 3}
+    assert engine.steps == [{"s": 10}, {"s": 1}, {"s": 6}, {"s": 1}]
+    assert engine.outputs == {"s": 4}
 
 
 # --- a node that only decodes ---

@@ -13,6 +13,7 @@ import vllm
 from vllm.config import KVTransferConfig, LoRAConfig
 from vllm.lora.request import LoRARequest
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 import vllm_harness
 from neuron_sched.vllm.scheduler import NeuronAsyncScheduler, NeuronScheduler
@@ -298,7 +299,7 @@ class Logged(logging.Handler):
         return self.of(logging.ERROR)
 
 
-class FakeGrammar:
+class FakeGrammar(StructuredOutputGrammar):
     """A grammar that takes every token; its mask of allowed tokens is one number."""
 
     def __init__(self, mask=1):
