@@ -29,6 +29,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 import neuron_sched
 from neuron_sched import NeuronAsyncScheduler, NeuronScheduler
 from neuron_sched.vllm import config
+from neuron_sched.vllm import scheduler as module
 from test_docs import blocks, commands, run_doctest, table
 from test_vllm_server import free_port, process, until_it_answers
 from vllm_harness import build, request, step
@@ -196,6 +197,8 @@ def test_names_on_the_scheduler():
     output = step(s)
     named = set(re.findall(r"`(\w+)(?:\(request\))?`", TEXT))
     found = {name for name in named if hasattr(s, name) or hasattr(output, name)}
+    assert {"SchedulerState", "get_bucket_for_count"} <= {name for name in named if hasattr(module, name)}
+    assert {name for name in named if name.startswith("get_") and not hasattr(module, name)} == set()
     assert {"can_schedule", "at_capacity", "num_seqs_padded", "_grammar_bitmask", "refusal", "empty_steps"} <= found
     assert {name for name in named if re.match(r"(num_|total_|_)", name)} - found <= {"num_blocks"} | set(config.FIELDS)
 
