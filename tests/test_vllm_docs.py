@@ -55,6 +55,8 @@ def one_line(text):
     return " ".join(text.split())
 
 
+on_a_cpu = pytest.mark.skipif(not current_platform.is_cpu(), reason="this vLLM is not built for the CPU")
+
 SHOWN = [one_line(text) for _, text in blocks(PAGE, "text")]
 
 
@@ -182,6 +184,7 @@ def test_the_other_fields_and_their_flags():
     assert flags == config._FLAGS
 
 
+@on_a_cpu  # the defaults of the flags name a device
 def test_vllm_knows_the_flags_of_the_page():
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
     known = {flag for action in parser._actions for flag in action.option_strings}
@@ -226,9 +229,6 @@ def one_process(monkeypatch):
     cleanup_dist_env_and_memory()
     os.environ.clear()
     os.environ.update(environment)
-
-
-on_a_cpu = pytest.mark.skipif(not current_platform.is_cpu(), reason="this vLLM is not built for the CPU")
 
 
 @on_a_cpu
