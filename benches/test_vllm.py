@@ -16,8 +16,7 @@ from neuron_sched import NeuronAsyncScheduler, NeuronScheduler
 from vllm_harness import build
 
 STEPS = 300
-PROMPT = [7] * 8
-# Nobody ends while a benchmark runs, and nobody's first blocks last so long that no step needs new ones.
+# Nobody ends while a benchmark runs.
 PARAMS = SamplingParams(ignore_eos=True, max_tokens=4000, temperature=0.0)
 
 
@@ -45,7 +44,7 @@ class Engine:
         self.sched = build(
             timed(cls),
             max_num_seqs=slots or running,
-            max_num_batched_tokens=len(PROMPT) * 1024,
+            max_num_batched_tokens=8192,
             max_model_len=8192,
             num_blocks=(running + 8) * 256,
             async_scheduling=self.ahead,
@@ -55,7 +54,7 @@ class Engine:
         for _ in range(running):
             self.add()
         while self.step() and self.out.num_seqs_padded == 0:
-            pass
+            pass  # prompts first
         for _ in range(waiting):
             self.add()
         # Whatever a first time costs, and in the async class the pipeline filled.
@@ -63,10 +62,11 @@ class Engine:
             self.step()
 
     def add(self, params=PARAMS):
-        name = f"request-{self.added}"
+        # Of all lengths up to a block, so that every step needs new blocks for as many requests.
+        name, prompt = f"request-{self.added}", [7] * (1 + self.added % 16)
         self.added += 1
         self.sched.add_request(
-            Request(request_id=name, prompt_token_ids=PROMPT, sampling_params=params, pooling_params=None)
+            Request(request_id=name, prompt_token_ids=prompt, sampling_params=params, pooling_params=None)
         )
 
     def step(self):

@@ -49,7 +49,7 @@ TOKEN_BUCKETS, SEQS_BUCKETS = [128, 256], [1, 2, 4, 8]
 
 def workload():
     """64 requests: (step of arrival, id, prompt, max_tokens, more sampling parameters)."""
-    rng = random.Random(4)
+    rng = random.Random(2)
     lengths = [1, 2, 31, 32, 33, 64, 100, 255, 256, 257, 300, 500, 700]
     prefixes = [[rng.randrange(3, 512) for _ in range(BLOCK_SIZE * blocks)] for blocks in (3, 3, 5, 9)]
     requests = []
@@ -79,6 +79,7 @@ def recording(base):
                         real=dict(out.num_scheduled_tokens),
                         before=before,
                         prefills={i for i in before if before[i] < self.requests[i].num_prompt_tokens},
+                        preempted=len(getattr(out, "preempted_req_ids", None) or ()),
                         hits=sum(new.num_computed_tokens > 0 for new in out.scheduled_new_reqs),
                         padded=dict(getattr(out, "num_scheduled_tokens_padded", {})),
                         seqs_padded=getattr(out, "num_seqs_padded", 0),
@@ -107,7 +108,7 @@ def engine(model, scheduler_cls=None, *, async_engine=False, **changes):
         "max_num_seqs": MAX_NUM_SEQS,
         "max_num_batched_tokens": BUDGET,
         "block_size": BLOCK_SIZE,
-        "num_gpu_blocks_override": 81,
+        "num_gpu_blocks_override": 49,
         "kv_cache_memory_bytes": 64 << 20,
         "async_scheduling": async_engine,
         "scheduler_cls": scheduler_cls,
@@ -236,7 +237,8 @@ def test_the_workload_has_what_it_is_meant_to_have(stock):
     told, steps = stock.told, stock.steps
     assert len(told) == 64
     assert any(step.prefills and step.real.keys() - step.prefills for step in steps), "stock mixes phases"
-    assert sum(step.hits for step in steps) >= 10
+    assert any(step.preempted for step in steps), "stock runs out of blocks"
+    assert sum(step.hits for step in steps) >= 5
     assert {reason for _, reason in told.values()} == {"stop", "length"}
 
 
@@ -255,7 +257,8 @@ def test_tokens_equal_those_of_stock(model, stock, name, async_engine):
             assert so_far == tokens[: len(so_far)], f"{request}, aborted when it was in state {aborted[request]}"
         else:
             assert told[request] == (tokens, reason), request
-    assert sum(step.hits for step in scheduler.steps) >= 10
+    assert sum(step.hits for step in scheduler.steps) >= 5
+    assert not any(step.preempted for step in scheduler.steps)
     check_phases_and_padding(scheduler.steps)
 
 

@@ -59,7 +59,6 @@ def environment():
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(str(folder) for folder in folders if folder),
-        "NEURON_SCHED_ALLOW_SMALL_CACHE": "1",
         "VLLM_LOGGING_LEVEL": "INFO",
     }
 
@@ -173,7 +172,7 @@ def initialized(log):
     """The schedulers that started, and how many batches their engines keep in flight, as the log has it."""
     log = log.read_text()
     names = re.findall(r"Initialized (\w+) on vLLM .* buckets ", log)
-    return list(zip(names, map(int, re.findall(r"keeps (\d+) batches in flight", log)), strict=True))
+    return list(zip(names, map(int, re.findall(r"Batch queue is enabled with size (\d+)", log)), strict=True))
 
 
 @pytest.mark.server

@@ -59,7 +59,7 @@ class AdmittingScheduler(TrackedScheduler):
         """
         ticket = getattr(request, "neuron", None)
         if ticket is None:
-            ticket = Ticket(self._gate.need(request.num_prompt_tokens, max(0, request.max_tokens), request.resumable))
+            ticket = Ticket(self._need(request))
         return self._gate.refuse(
             ticket.need,
             self._rest(request),

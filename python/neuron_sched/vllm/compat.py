@@ -64,7 +64,6 @@ ATTRIBUTES: tuple[str | tuple[str, ...], ...] = (
     "running",
     "scheduler_config",
     "structured_output_manager",
-    "vllm_config",
     "waiting",
 )
 

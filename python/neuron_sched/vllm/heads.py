@@ -23,6 +23,8 @@ class Ticket:
     """Order of arrival over all queues."""
     row: int | None = None
     """Handle at the gate, as long as the request holds a slot or KV blocks there."""
+    adapter: int | None = None
+    """LoRA adapter that it has loaded, while it runs."""
     drafts: bool = True
     """Whether it may still be given draft tokens."""
 

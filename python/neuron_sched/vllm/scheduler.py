@@ -17,13 +17,19 @@ from vllm.v1.request import Request
 
 from neuron_sched.vllm import compat
 from neuron_sched.vllm.admission import AdmittingScheduler
-from neuron_sched.vllm.buckets import get_bucket_for_count
+from neuron_sched.vllm.buckets import get_bucket_for_count, get_default_num_batched_tokens_buckets
 from neuron_sched.vllm.compat import logger
 from neuron_sched.vllm.heads import Heads
 from neuron_sched.vllm.view import View
 from neuron_sched.vllm.watchdog import Watchdog
 
-__all__ = ["NeuronAsyncScheduler", "NeuronScheduler", "SchedulerState"]
+__all__ = [
+    "NeuronAsyncScheduler",
+    "NeuronScheduler",
+    "SchedulerState",
+    "get_bucket_for_count",
+    "get_default_num_batched_tokens_buckets",
+]
 
 
 class SchedulerState(enum.Enum):
@@ -52,6 +58,7 @@ class NeuronScheduler(AdmittingScheduler):
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
+        self.max_num_seqs: int = self.neuron_config.max_num_seqs
         self.max_prefills_per_batch: int = self.neuron_config.max_prefills_per_batch
         self.num_batched_tokens_buckets: list[int] = self.neuron_config.num_batched_tokens_buckets
         self.num_seqs_buckets: list[int] = self.neuron_config.num_seqs_buckets

@@ -74,7 +74,7 @@ class TrackedScheduler(Scheduler):
             ticket.turn = self._turns
         else:
             try:
-                need = self._gate.need(request.num_prompt_tokens, max(0, request.max_tokens), request.resumable)
+                need = self._need(request)
             except ValueError as error:
                 logger.warning("Request %r can never run and ends with an error: %s", request.request_id, error)
                 self._unservable[request.request_id] = request
@@ -82,12 +82,18 @@ class TrackedScheduler(Scheduler):
             request.neuron = Ticket(need, self._turns)
         super()._enqueue_waiting_request(request)
 
+    def _need(self, request: Request) -> int:
+        """KV blocks at worst; ValueError when it can never run."""
+        outputs = min(max(0, request.max_tokens), self.max_model_len)
+        return self._gate.need(request.num_prompt_tokens, outputs, request.resumable)
+
     # Admission
 
     def _admit(self, request: Request) -> None:
         """Counts a request that the base has put among the running; its slot and blocks are reserved already."""
         if request.lora_request:
-            self._loras[request.lora_request.lora_int_id] += 1
+            request.neuron.adapter = request.lora_request.lora_int_id
+            self._loras[request.neuron.adapter] += 1
         if request.num_prompt_tokens >= self.max_model_len:
             self._never_decode.append(request)
         self._track_prefill(request)
@@ -111,10 +117,11 @@ class TrackedScheduler(Scheduler):
         for listed in (self._prefilling, self._never_decode):
             if request in listed:
                 listed.remove(request)
-        lora = request.lora_request
-        if lora is not None and lora.lora_int_id in self._loras:
-            self._loras[lora.lora_int_id] -= 1
+        ticket = getattr(request, "neuron", None)
+        if ticket is not None and ticket.adapter is not None:
+            self._loras[ticket.adapter] -= 1
             self._loras += Counter()  # drops those that came to zero
+            ticket.adapter = None
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._unservable.pop(request.request_id, None)

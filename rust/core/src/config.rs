@@ -174,8 +174,9 @@ impl Config {
             KvAdmission::from_name,
             "'reserve' or 'max_model_len'",
         );
-        if let (KvAdmission::MaxModelLen, Some(len), Some(size), Some(blocks)) =
-            (kv_admission, max_model_len, block_size, num_blocks)
+        // With context parallelism a block holds more; then whoever knows how much checks.
+        if let (KvAdmission::MaxModelLen, Some(len), Some(size), Some(blocks), Some(1)) =
+            (kv_admission, max_model_len, block_size, num_blocks, dcp)
             && len.div_ceil(size) > blocks
         {
             let usable = u64::from(size) * u64::from(blocks);
