@@ -129,6 +129,7 @@ class TrackedScheduler(Scheduler):
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._unservable.pop(request.request_id, None)
+        self._waiting_holders.discard(request)
         self._leave_running(request)
         ticket = getattr(request, "neuron", None)
         if ticket is not None and ticket.row is not None:
