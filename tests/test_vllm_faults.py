@@ -14,6 +14,7 @@ from vllm_setup import (
     both_classes,
     build,
     compiled,
+    every_engine,
     names,
     queued,
     raising_once,
@@ -452,11 +453,8 @@ def test_a_mixed_step_is_refused_by_name(cls):
     assert queued(s) == []
 
 
-@both_classes
-@pytest.mark.parametrize("ahead", [0, 1])
+@every_engine
 def test_update_from_output_runs_with_nothing_swapped(cls, ahead):
-    if ahead and cls.__name__ == "NeuronScheduler":
-        pytest.skip("the sync class runs under one-step engines only")
     seen = []
 
     class Looks(cls):
