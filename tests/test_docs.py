@@ -1,4 +1,7 @@
-"""Every example that a reader sees is run: README, docs/, and the docstrings of the package and its stub."""
+"""Every example that a reader sees is run: README, docs/, and the docstrings of the package and its stub.
+
+The Python of docs/vllm.md needs vLLM: tests/test_vllm_docs.py runs it.
+"""
 
 import ast
 import doctest
@@ -16,6 +19,7 @@ import neuron_sched
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NEEDS_VLLM = ROOT / "docs/vllm.md"
 SOURCES = sorted((ROOT / "python/neuron_sched").rglob("*.py*"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -44,6 +48,20 @@ def commands(page: Path, program: str) -> list[tuple[str, str]]:
     return found
 
 
+def table(page: Path, *header: str) -> list[list[str]]:
+    """The rows of the page's table whose first columns have these names: those columns."""
+    lines = iter(page.read_text().splitlines())
+    for line in lines:
+        if cells(line)[: len(header)] == list(header):
+            next(lines)  # the rule below the names
+            return [cells(row)[: len(header)] for row in iter(lambda: next(lines), "")]
+    raise AssertionError(f"{page.name} has no table {header}")
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+
+
 def run_doctest(text: str, names: dict, file: Path, line: int) -> int:
     """Runs the examples of `text`, which starts at `line` of `file`; returns how many there were.
 
@@ -57,7 +75,7 @@ def run_doctest(text: str, names: dict, file: Path, line: int) -> int:
     return len(test.examples)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page != NEEDS_VLLM], ids=lambda page: page.name)
 def test_python_blocks(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The blocks of a page are one program: a later one may use the names of an earlier one."""
     monkeypatch.chdir(tmp_path)
@@ -164,3 +182,34 @@ def test_every_field_of_the_configuration_has_a_section():
     )
     sections = re.findall(r"^### (\w+)$", (ROOT / "docs/configuration.md").read_text(), re.MULTILINE)
     assert sorted(sections) == sorted(config.as_dict())
+
+
+def test_links_lead_somewhere():
+    """Links from page to page, and to headings."""
+    found = 0
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?://)([^)\s]+)\)", page.read_text()):
+            file, _, anchor = target.partition("#")
+            to = (page.parent / file).resolve() if file else page
+            assert to.exists(), f"{page.name}: {target}"
+            found += 1
+            if anchor:
+                assert anchor in anchors(to), f"{page.name}: {target}"
+    assert found > 10
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub forms them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_reason_is_explained():
+    """The core's names, in its order; two are of vLLM only."""
+    ledger = (ROOT / "rust/core/src/ledger.rs").read_text()
+    names = re.findall(r'^ +Self::\w+ => "(\w+)",$', ledger, re.MULTILINE)
+    assert len(names) == 10
+    explained = {page: [name.strip("`") for (name,) in table(page, "reason")] for page in (PAGES[0], NEEDS_VLLM)}
+    assert explained[NEEDS_VLLM] == names
+    assert explained[PAGES[0]] == [name for name in names if name not in {"paused", "blocked"}]

@@ -6,12 +6,13 @@ an oracle in pure Python elsewhere.
 """
 
 import logging
+from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make vllm-env")
 
-from hypothesis import given
+from hypothesis import given, settings
 
 from neuron_sched import NeuronAsyncScheduler, NeuronScheduler
 from vllm_harness import starts
@@ -68,15 +69,17 @@ class Pair:
         return sched.num_waiting or sched.num_running or self.vllm.unfinished()
 
     def add(self, name):
-        self.vllm.add(name)
+        lives = name in self.vllm.sched.requests
         fits = self.workload.fits(self.vllm.arrivals[name])
+        self.vllm.add(name)
         try:
             self.bucket.add(name)
         except ValueError:
-            assert not fits
-            self.refused[name] = False
+            assert lives or not fits
+            if not lives:
+                self.refused[name] = False
         else:
-            assert fits
+            assert fits and not lives
 
     def abort(self, name):
         self.vllm.abort(name)
@@ -103,6 +106,9 @@ class Pair:
         if step.kind == "prefill":
             self.real += out.total_num_scheduled_tokens
             self.padded += step.padded_tokens
+        if not (throttle and not saturated and step.kind == "decode"):
+            saturated = self.bucket.sched.num_waiting > 0
+        assert self.vllm.sched.prefill_capacity_bound == saturated
         if not self.bucket.sched.num_running and not self.bucket.sched.num_waiting:
             self.state = "IDLE"
         elif step.kind != "idle":
@@ -147,12 +153,12 @@ class Pair:
         assert ours == theirs
 
 
-@given(workloads())
+@given(workloads(again=True))
 def test_sync_class_step_for_step(workload):
     Pair(workload, NeuronScheduler).run()
 
 
-@given(workloads(prefix_caching=True, packed=False, late=False))
+@given(workloads(prefix_caching=True, packed=False, late=False, again=True))
 def test_sync_class_step_for_step_with_prefix_hits(workload):
     """vLLM shares content as soon as it is scheduled, the standalone scheduler once it is computed.
 
@@ -198,23 +204,10 @@ def lawful(workload, sched):
     return look
 
 
-@given(workloads(prefix_caching=None))
-def test_sync_against_async(workload):
-    """The same outputs and ends; the batches may differ, since a slot is freed one step later."""
-    results = []
-    for cls, ahead in ((NeuronScheduler, False), (NeuronAsyncScheduler, True)):
-        side = VllmSide(cls, workload, asynchronous=ahead)
-        results.append(play(side, ahead=ahead, look=lawful(workload, side.sched)))
-        assert side.free_blocks == workload.num_blocks
-    sync, one_ahead = results
-    for name in workload.arrivals().keys() - workload.aborted():
-        assert sync[name] == one_ahead[name], name
-        arrival = workload.arrivals()[name]
-        assert sync[name] == (expected(workload, arrival) if workload.fits(arrival) else [[], "error"])
-
-
 def expected(workload, arrival):
     """What a request that is left alone emits, and why it ends."""
+    if not workload.fits(arrival):
+        return [[], "error"]
     tokens = []
     for position in range(arrival.prompt, arrival.prompt + arrival.max_tokens):
         tokens.append(arrival.token(position))
@@ -223,3 +216,33 @@ def expected(workload, arrival):
         if position + 1 >= workload.max_model_len:
             break
     return [tokens, "length"]
+
+
+def served(workload, cls, *, ahead):
+    """Everybody who is not aborted gets all that he asked for, by lawful steps; returns all outputs."""
+    side = VllmSide(cls, workload, asynchronous=ahead)
+    results = play(side, ahead=ahead, look=lawful(workload, side.sched))
+    assert side.free_blocks == workload.num_blocks
+    for name, arrival in workload.arrivals().items():
+        if name not in workload.aborted():
+            assert results[name] == expected(workload, arrival), name
+    return results
+
+
+@given(workloads(prefix_caching=None))
+def test_sync_against_async(workload):
+    """The same outputs and ends; the batches may differ, since a slot is freed one step later."""
+    sync = served(workload, NeuronScheduler, ahead=False)
+    one_ahead = served(workload, NeuronAsyncScheduler, ahead=True)
+    for name in workload.arrivals().keys() - workload.aborted():
+        assert sync[name] == one_ahead[name], name
+
+
+@pytest.mark.parametrize("cls", [NeuronScheduler, NeuronAsyncScheduler])
+@given(workload=workloads(prefix_caching=None))
+@settings(max_examples=max(1, settings().max_examples // 20))
+def test_nobody_is_preempted_at_any_block_count(cls, workload):
+    """From the one at which the largest request fits up to where all of them do at once."""
+    needs = [workload.need(arrival) for arrival in workload.arrivals().values()]
+    for num_blocks in range(max(needs, default=1), sum(needs) + 1):
+        served(replace(workload, num_blocks=num_blocks), cls, ahead=cls is NeuronAsyncScheduler)

@@ -90,20 +90,24 @@ def free_port():
         return s.getsockname()[1]
 
 
+def until_it_answers(child, url):
+    deadline = time.monotonic() + 300
+    while True:
+        assert child.poll() is None, f"the server went with exit code {child.returncode}"
+        assert time.monotonic() < deadline, "the server does not come up"
+        with contextlib.suppress(requests.ConnectionError):
+            if requests.get(f"{url}/health", timeout=10).status_code == 200:
+                return
+        time.sleep(0.5)
+
+
 @contextlib.contextmanager
 def serving(folder, **flags):
     """A server that answers; its log is shown when it does not come up."""
     url, log = f"http://127.0.0.1:{(port := free_port())}", folder / "server.log"
     arguments = command("serve", write_model(folder / "model"), host="127.0.0.1", port=port, **{**FLAGS, **flags})
     with process(arguments, log) as child:
-        deadline = time.monotonic() + 300
-        while True:
-            assert child.poll() is None, f"the server went with exit code {child.returncode}"
-            assert time.monotonic() < deadline, "the server does not come up"
-            with contextlib.suppress(requests.ConnectionError):
-                if requests.get(f"{url}/health", timeout=10).status_code == 200:
-                    break
-            time.sleep(0.5)
+        until_it_answers(child, url)
         yield SimpleNamespace(url=url, log=log, child=child, model=folder / "model")
 
 

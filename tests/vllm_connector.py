@@ -25,7 +25,11 @@ class FakeConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_num_new_matched_tokens(self, request, num_computed_tokens):
         self.asked.append(request.request_id)
-        return self.answers.get(request.request_id, (0, False))
+        held, beside = self.answers.get(request.request_id, (0, False))
+        if held is None:
+            return None, False
+        more = max(0, held - num_computed_tokens)
+        return more, beside and more > 0
 
     def update_state_after_alloc(self, request, blocks, num_external_tokens):
         self.allocated.append((request.request_id, num_external_tokens))

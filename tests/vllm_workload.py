@@ -55,6 +55,7 @@ class Turn:
     abort: Sequence[int] = ()
     throttle: bool = False
     late_abort: Sequence[int] = ()
+    again: Sequence[int] = ()  # requests that are sent once more, at the end of the arrivals
 
 
 @dataclass(frozen=True)
@@ -78,13 +79,17 @@ class Workload:
         """The requests that are aborted at some time, if they live so long."""
         return {f"r{i}" for turn in self.turns for i in (*turn.abort, *turn.late_abort)}
 
-    def fits(self, arrival: Arrival) -> bool:
-        """Whether a request of its size can ever run."""
+    def need(self, arrival: Arrival) -> int:
+        """The KV blocks of a request at worst."""
         outputs = min(arrival.max_tokens, max(1, self.max_model_len - arrival.prompt))
         tokens = min(arrival.prompt + outputs - 1, self.max_model_len)
         if self.options.get("kv_admission") == "max_model_len":
             tokens = self.max_model_len
-        return arrival.prompt <= self.max_model_len and -(-tokens // self.block_size) <= self.num_blocks
+        return -(-tokens // self.block_size)
+
+    def fits(self, arrival: Arrival) -> bool:
+        """Whether a request of its size can ever run."""
+        return arrival.prompt <= self.max_model_len and self.need(arrival) <= self.num_blocks
 
     @property
     def budget(self) -> int:
@@ -95,7 +100,7 @@ class VllmSide:
     """A scheduler class of ours on the installed vLLM."""
 
     def __init__(self, cls: type, workload: Workload, *, asynchronous: bool = False):
-        self.workload, self.arrivals = workload, workload.arrivals()
+        self.workload, self.arrivals, self.added = workload, workload.arrivals(), 0
         self.sched = build(
             cls,
             max_num_seqs=workload.max_num_seqs,
@@ -112,6 +117,7 @@ class VllmSide:
 
     def add(self, name: str) -> None:
         arrival = self.arrivals[name]
+        self.added += 1
         params = SamplingParams(
             ignore_eos=True, max_tokens=arrival.max_tokens, stop_token_ids=arrival.stop_token_ids, temperature=0.0
         )
@@ -122,7 +128,7 @@ class VllmSide:
                 sampling_params=params,
                 pooling_params=None,
                 priority=arrival.priority,
-                arrival_time=float(list(self.arrivals).index(name)),
+                arrival_time=float(self.added),
                 block_hasher=get_request_block_hasher(self.workload.block_size, sha256),
             )
         )
@@ -191,7 +197,7 @@ class BucketSide:
         )
 
     def add(self, name: str) -> None:
-        """ValueError when it can never run."""
+        """ValueError when it can never run, or lives."""
         arrival = self.arrivals[name]
         self.sched.add(
             neuron_sched.Request(
@@ -226,8 +232,9 @@ def turns_to_the_end(workload: Workload, unfinished: Callable[[], bool]):
     """The turns of a workload, each with the names of its arrivals, then plain ones until nothing is unfinished."""
     added = 0
     for turn in workload.turns:
-        yield turn, [f"r{added + i}" for i in range(len(turn.add))]
+        new = range(added, added + len(turn.add))
         added += len(turn.add)
+        yield turn, [f"r{i}" for i in (*new, *turn.again)]
     throttles = [turn.throttle for turn in workload.turns] or [False]
     for i in range(STEPS_MAX):
         if not unfinished():
@@ -271,10 +278,13 @@ def buckets_up_to(last: int):
 
 
 @st.composite
-def workloads(draw, *, prefix_caching: bool | None = False, packed: bool = True, late: bool = True):
+def workloads(
+    draw, *, prefix_caching: bool | None = False, packed: bool = True, late: bool = True, again: bool = False
+):
     """Small limits, so that each of them is met often; now and then larger ones, with the default buckets.
 
-    `prefix_caching` None draws it; `packed` allows several prompts in one step, `late` aborts while a step runs.
+    `prefix_caching` None draws it; `packed` allows several prompts in one step, `late` aborts while a step runs,
+    `again` requests under an id that was used before.
     """
     large = draw(st.integers(0, 4)) == 4
     seqs = draw(st.sampled_from([3, 2, 4, 5, 6, 1]))
@@ -315,14 +325,15 @@ def workloads(draw, *, prefix_caching: bool | None = False, packed: bool = True,
         stop=st.sampled_from([None, None, None, 0, 3, 5]),
     )
     some = st.just([]) | st.lists(arrivals, max_size=2) | st.lists(arrivals, min_size=1, max_size=4)
-    turn = st.tuples(some, st.booleans(), st.integers(0, 9), st.integers(0, 9), st.integers(0, 20))
+    turn = st.tuples(some, st.booleans(), st.integers(0, 9), st.integers(0, 9), st.integers(0, 40))
     turns = draw(st.lists(turn, min_size=draw(st.integers(1, 8)), max_size=14))
     throttled, aborting = draw(st.booleans()), draw(st.booleans())
     added, made = 0, []
     for add, throttle, first, last, pick in turns:
         added += len(add)
         who = [pick % added] if added and aborting else []
-        made.append(Turn(add, who if first == 9 else [], throttled and throttle, who if late and last == 9 else []))
+        early, lately = who if first == 9 else [], who if late and last == 9 else []
+        made.append(Turn(add, early, throttled and throttle, lately, who if again and first == 8 else []))
     return Workload(
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,

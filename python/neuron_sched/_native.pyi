@@ -512,19 +512,12 @@ class Explanation:
         """The request at the head."""
 
     @property
-    def reason(
-        self,
-    ) -> Literal[
-        "slots",
-        "prefill_in_progress",
-        "prefill_batch_full",
-        "kv",
-        "interleave",
-        "throttled",
-        "step_running",
-        "ready",
-    ]:
-        """Stable name of what it waits for; `"ready"`: nothing, the next `schedule()` takes it."""
+    def reason(self) -> str:
+        """Stable name of what it waits for; `"ready"`: nothing, the next `schedule()` takes it.
+
+        `"slots"`, `"prefill_in_progress"`, `"prefill_batch_full"`, `"kv"`, `"interleave"`, `"throttled"`,
+        `"step_running"`; of the vLLM classes `"paused"` and `"blocked"` too, and the names of an override.
+        """
 
     @property
     def needed(self) -> int:

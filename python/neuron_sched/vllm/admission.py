@@ -119,15 +119,16 @@ class AdmittingScheduler(TrackedScheduler):
     # The order
 
     def _next_candidate(self) -> Request | None:
-        """Who is to start next: the head, or, where that is refused, the first that holds KV blocks already.
+        """Who is to start next: the head, or, where that is refused, the first that may start and holds blocks.
 
-        Those blocks are not given back while it waits, so it must not wait for one that waits for blocks.
+        Such a one gives nothing back while it waits, so it must not wait for one that waits for what it holds.
         """
         head = self._next_head()
-        if head is None or head.neuron.row is not None or self.can_schedule(head):
+        if head is None or self.can_schedule(head):
             return head
-        _, apart = self._queues()
-        return first_ready(apart, lambda request: request.neuron.row is not None and self._is_ready(request)) or head
+        holders = sorted(self._waiting_holders, key=self._order)
+        ready = (request for request in holders if self._is_ready(request) and self.can_schedule(request))
+        return next(ready, head)
 
     def _queues(self) -> tuple[RequestQueue, RequestQueue]:
         """The base's waiting queues, of plain waiters and of those set apart, whatever stands in for them now."""
@@ -261,6 +262,8 @@ class AdmittingScheduler(TrackedScheduler):
         self._chosen, self._passed, self._held_before, self._set_aside = {}, set(), set(), None
         plain, apart = self._queues()
         for request in waiting:
+            if request.neuron.row is not None:
+                self._waiting_holders.add(request)
             put_back(apart if compat.waits_apart(self, request) else plain, request)
         for request in view.newcomers:
             self._admit(request)

@@ -39,6 +39,7 @@ METHODS: tuple[str | tuple[str, ...], ...] = (
     "get_request_counts",
     "has_unfinished_requests",
     "schedule",
+    "update_draft_token_ids",
     "update_from_output",
 )
 ATTRIBUTES: tuple[str | tuple[str, ...], ...] = (

@@ -344,5 +344,14 @@ class NeuronAsyncScheduler(NeuronScheduler, AsyncScheduler):
             if not request.is_prefill_chunk:
                 ticket = request.neuron
                 ticket.drafts = ticket.drafts and request.num_computed_tokens <= last
-                if not ticket.drafts:
-                    request.spec_token_ids = []
+                self._drop_drafts(request)
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        """As vLLM's, for an engine that runs one step after the other; no drafts for those that are to have none."""
+        super().update_draft_token_ids(draft_token_ids)
+        for request_id in draft_token_ids.req_ids:
+            self._drop_drafts(self.requests.get(request_id))
+
+    def _drop_drafts(self, request: Request | None) -> None:
+        if request is not None and not request.neuron.drafts:
+            request.spec_token_ids = []

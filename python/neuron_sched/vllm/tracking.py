@@ -39,6 +39,8 @@ class TrackedScheduler(Scheduler):
         self._prefilling: list[Request] = []
         # Running requests whose prompt is as long as the model takes: they emit one token and never decode.
         self._never_decode: list[Request] = []
+        # Requests that wait and hold blocks: sessions between two turns, and prompts whose KV comes from elsewhere.
+        self._waiting_holders: set[Request] = set()
         # LoRA adapters of running requests.
         self._loras: Counter[int] = Counter()
         self._turns = 0
@@ -72,6 +74,7 @@ class TrackedScheduler(Scheduler):
         if ticket is not None:
             # A session goes on with the blocks that it holds.
             ticket.turn = self._turns
+            self._waiting_holders.add(request)
         else:
             try:
                 need = self._need(request)
@@ -91,6 +94,7 @@ class TrackedScheduler(Scheduler):
 
     def _admit(self, request: Request) -> None:
         """Counts a request that the base has put among the running; its slot and blocks are reserved already."""
+        self._waiting_holders.discard(request)
         if request.lora_request:
             request.neuron.adapter = request.lora_request.lora_int_id
             self._loras[request.neuron.adapter] += 1
@@ -125,6 +129,7 @@ class TrackedScheduler(Scheduler):
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._unservable.pop(request.request_id, None)
+        self._waiting_holders.discard(request)
         self._leave_running(request)
         ticket = getattr(request, "neuron", None)
         if ticket is not None and ticket.row is not None:
@@ -142,6 +147,7 @@ class TrackedScheduler(Scheduler):
         self._release(request)
 
     def _release(self, request: Request) -> None:
+        self._waiting_holders.discard(request)
         ticket = getattr(request, "neuron", None)
         if ticket is not None and ticket.row is not None:
             self._gate.leave(ticket.row)
