@@ -221,6 +221,27 @@ def test_a_throttled_step_does_not_change_who_is_saturated(cls):
     assert engine.step(throttle_prefills=True).num_scheduled_tokens == {"c": 10}, "c has waited since a free step"
 
 
+@both_classes
+@since(0, 33, "cadence of prefills of its own")
+def test_the_engine_own_cadence_of_prefills(cls):
+    """Every third step may prefill while somebody decodes, unless the queue could not be drained."""
+    s = build(cls, prefill_schedule_interval=3)
+    engine = Engine(s)
+    add(s, a=(10, 20))
+    engine.step()
+    add(s, b=(10, 20))
+    for _ in range(3):
+        engine.step()
+    add(s, c=(10, 20))
+    for _ in range(3):
+        engine.step()
+    assert engine.kinds == ["P10", "D", "D", "P10", "D", "D", "P10"]
+    add(s, d=(10, 20), e=(10, 2))
+    for _ in range(4):
+        engine.step()
+    assert engine.kinds[7:] == ["D", "D", "P10", "D"], "no slot for e"
+
+
 # --- watermark ---
 
 

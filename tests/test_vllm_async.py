@@ -6,48 +6,12 @@ pytest.importorskip("vllm", reason="needs vLLM: make vllm-env")
 
 import random
 
-from vllm.config import SpeculativeConfig
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.request import RequestStatus
 
 from neuron_sched.vllm.scheduler import NeuronAsyncScheduler, NeuronScheduler
 from vllm_harness import request
-from vllm_setup import Engine, add, build, check_padding, names, phase, queued, usable_free
-
-DRAFTS = 3
-
-
-def drafting(vllm_config):
-    vllm_config.speculative_config = SpeculativeConfig(
-        method="ngram",
-        num_speculative_tokens=DRAFTS,
-        prompt_lookup_max=4,
-        prompt_lookup_min=2,
-        target_model_config=vllm_config.model_config,
-        target_parallel_config=vllm_config.parallel_config,
-    )
-
-
-def accepted(sched, out, count):
-    """The runner's answer: `count(id, drafts)` tokens for every request whose prompt is done."""
-    ids = list(out.num_scheduled_tokens)
-    tokens = []
-    for rid in ids:
-        r = sched.requests.get(rid)
-        prefilling = r is not None and r.num_output_tokens == 0 and r.is_prefill_chunk
-        drafts = len(out.scheduled_spec_decode_tokens.get(rid, ()))
-        tokens.append([] if r is None or prefilling else [7] * count(rid, drafts))
-    return sched.update_from_output(
-        out,
-        ModelRunnerOutput(
-            req_ids=ids,
-            req_id_to_index={r: i for i, r in enumerate(ids)},
-            sampled_token_ids=tokens,
-            logprobs=None,
-            prompt_logprobs_dict={},
-            pooler_output=[],
-        ),
-    )
+from vllm_setup import DRAFTS, Engine, accepted, add, build, check_padding, drafting, names, phase, queued, usable_free
 
 
 def ahead():

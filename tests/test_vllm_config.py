@@ -319,3 +319,17 @@ def test_a_vllm_that_lacks_what_is_used_is_refused_in_a_sentence(cls, name, monk
 def test_the_classes_are_found_without_their_module():
     assert neuron_sched.NeuronScheduler is NeuronScheduler
     assert neuron_sched.NeuronAsyncScheduler.__name__ == "NeuronAsyncScheduler"
+
+
+@both_classes
+def test_what_cannot_work_is_refused_before_the_base_is_built(cls, monkeypatch):
+    """So that a faulty configuration is told without a block allocated or a connector started."""
+
+    def too_early(self, *args, **kwargs):
+        raise AssertionError("the base was built first")
+
+    monkeypatch.setattr(Scheduler, "__init__", too_early)
+    with pytest.raises(ValueError, match="kv_admission"):
+        build(cls, neuron_config={"kv_admission": "hope"})
+    with pytest.raises(ValueError, match="num_seqs_buckets"):
+        build(cls, neuron_config={"num_seqs_buckets": [1]})

@@ -376,6 +376,21 @@ def test_a_failed_prefill_step_does_not_count_for_the_turns(cls):
 
 
 @both_classes
+def test_an_argument_that_the_base_does_not_take(cls):
+    s = build(cls)
+    engine = Engine(s)
+    add(s, a=(10, 3))
+    engine.step()
+    add(s, b=(10, 3))
+    before = objects(s)
+    with pytest.raises(TypeError, match="no_such_argument"):
+        s.schedule(no_such_argument=1)
+    check_put_back(s, before, "ab")
+    engine.run()
+    assert engine.outputs == {"a": 3, "b": 3}
+
+
+@both_classes
 def test_can_schedule_raises(cls):
     """A faulty override is an error like any other of the base."""
 

@@ -6,13 +6,16 @@ pytest.importorskip("vllm", reason="needs vLLM: make vllm-env")
 
 import random
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
+from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.request import RequestStatus
 
 from neuron_sched.vllm.scheduler import NeuronAsyncScheduler, NeuronScheduler
-from vllm_harness import request
-from vllm_setup import Engine, build_ahead, usable_free
+from vllm_harness import attention, request
+from vllm_setup import Engine, accepted, both_classes, build_ahead, drafting, usable_free
 
 BLOCK = 16
 MODEL_LEN = 96
@@ -114,4 +117,78 @@ def test_nobody_is_preempted_when_others_are_aborted_or_impossible(engine, reque
             assert name in aborted or name in engine.errors
         elif name not in aborted:
             assert engine.outputs[name] == capped(*lengths)
+    assert usable_free(s) == usable
+
+
+# --- caches of several kinds, and drafts ---
+
+
+def window(tokens):
+    return SlidingWindowSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32, sliding_window=tokens)
+
+
+@pytest.mark.parametrize("groups", [[32], [32, 48]], ids=["one-window", "two-windows"])
+@pytest.mark.parametrize(("cls", "ahead"), ENGINES, ids=["sync", "async-one-step", "async-ahead"])
+def test_layers_with_windows_at_every_size_of_the_cache(cls, ahead, groups):
+    """Each group of layers takes blocks of the same pool; those with a window give old ones back."""
+    rng = random.Random(5)
+    wanted = [(rng.randint(1, 80), rng.randint(1, 16)) for _ in range(6)]
+    most = 0
+    for usable in range(4, 40):
+        s = scheduler(cls, ahead, usable, max_num_seqs=4, kv_groups=[attention(BLOCK), *map(window, groups)])
+        done = Watched(s, ahead).run({0: [request(f"r{i}", *one) for i, one in enumerate(wanted)]})
+        served = {f"r{i}": capped(*one) for i, one in enumerate(wanted) if f"r{i}" not in done.errors}
+        assert {name: n for name, n in done.outputs.items() if n} == served
+        assert len(served) >= most, "more cache serves more"
+        most = len(served)
+        assert usable_free(s) == usable
+    assert most == len(wanted)
+
+
+@both_classes
+def test_a_window_bounds_what_is_promised(cls):
+    """96 tokens: 6 blocks for the layers that see all, and for those with a window of 32 no more than its blocks."""
+    s = scheduler(cls, 0, 200, kv_groups=[attention(BLOCK), window(32)])
+    s.add_request(request("long", 80, 16))
+    with_window = s.explain().needed
+    assert 6 + 2 <= with_window <= 6 + 6
+    alone = scheduler(cls, 0, 200)
+    alone.add_request(request("long", 80, 16))
+    assert alone.explain().needed == 6
+
+
+@given(
+    st.sampled_from(ENGINES),
+    st.lists(lengths, min_size=1, max_size=6),
+    st.integers(1, 16),
+    st.randoms(use_true_random=False),
+)
+def test_nobody_is_preempted_for_drafts(engine, requests, usable, rng):
+    cls, ahead = engine
+    s = scheduler(cls, ahead, usable, edit=drafting)
+    for i, lengths in enumerate(requests):
+        s.add_request(request(f"r{i}", *lengths))
+    outputs, errors, in_flight = dict.fromkeys((f"r{i}" for i in range(len(requests))), 0), [], []
+    for _ in range(3_000):
+        if not s.has_requests():
+            break
+        out = s.schedule()
+        assert not out.preempted_req_ids
+        assert ahead or out.num_scheduled_tokens or not s.running
+        assert set(out.num_scheduled_tokens.values()) <= {1, 4} or out.num_seqs_padded == 0 or cls is NeuronScheduler
+        in_flight.append(out)
+        while len(in_flight) > ahead:
+            done = accepted(s, in_flight.pop(0), lambda rid, drafts: 1 + rng.randint(0, drafts))
+            for one in (one for of_client in done.values() for one in of_client.outputs):
+                outputs[one.request_id] += len(one.new_token_ids)
+                errors += [one.request_id] * (str(one.finish_reason) == "error")
+        if cls is NeuronScheduler:
+            decoding = [r.request_id for r in s.running if r.num_output_tokens]
+            s.update_draft_token_ids(DraftTokenIds(decoding, [[7] * rng.randint(0, 3) for _ in decoding]))
+        s.check()
+    assert not s.requests
+    for i, lengths in enumerate(requests):
+        assert outputs[f"r{i}"] == (0 if f"r{i}" in errors else capped(*lengths))
+        if worst_case(*lengths) > usable:
+            assert f"r{i}" in errors
     assert usable_free(s) == usable

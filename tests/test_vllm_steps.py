@@ -252,6 +252,27 @@ def test_the_state_follows_the_pass_that_counted(cls):
     assert s.state == SchedulerState.ACTIVE_PREFILL
 
 
+@both_classes
+def test_offloads_of_both_passes_reach_the_connector(cls, monkeypatch):
+    s, engine, _ = decoding(cls, build=with_connector)
+    if not hasattr(s.kv_cache_manager, "take_boundary_state_offloads"):
+        pytest.skip("this vLLM hands no recurrent states to connectors")
+    left = [{"a": [(0, 1, 2)]}, {"a": [(0, 3, 4)], "b": [(0, 5, 6)]}]
+    monkeypatch.setattr(s.kv_cache_manager, "take_boundary_state_offloads", lambda: left.pop(0) if left else {})
+    seen = []
+    build_meta = s.connector.build_connector_meta
+
+    def looks(out):
+        state = out.kv_connector_block_state
+        seen.append((set(state.req_ids), dict(state.boundary_state_offloads)))
+        return build_meta(out)
+
+    monkeypatch.setattr(s.connector, "build_connector_meta", looks)
+    out = engine.step()
+    assert seen == [({"a", "b"}, {"a": [(0, 1, 2), (0, 3, 4)], "b": [(0, 5, 6)]})]
+    assert out.kv_connector_block_state is None
+
+
 # --- a step with nothing to hide ---
 
 

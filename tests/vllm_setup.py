@@ -10,7 +10,7 @@ from collections import defaultdict
 
 import pytest
 import vllm
-from vllm.config import KVTransferConfig, LoRAConfig
+from vllm.config import KVTransferConfig, LoRAConfig, SpeculativeConfig
 from vllm.lora.request import LoRARequest
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
@@ -354,3 +354,39 @@ def raising_once(function, error, call=1):
 
     wrapper.calls = 0
     return wrapper
+
+
+DRAFTS = 3
+
+
+def drafting(vllm_config):
+    vllm_config.speculative_config = SpeculativeConfig(
+        method="ngram",
+        num_speculative_tokens=DRAFTS,
+        prompt_lookup_max=4,
+        prompt_lookup_min=2,
+        target_model_config=vllm_config.model_config,
+        target_parallel_config=vllm_config.parallel_config,
+    )
+
+
+def accepted(sched, out, count):
+    """The runner's answer: `count(id, drafts)` tokens for every request whose prompt is done."""
+    ids, before = list(out.num_scheduled_tokens), starts(out)
+    tokens = []
+    for rid in ids:
+        r = sched.requests.get(rid)
+        prefilling = r is not None and before[rid] + out.num_scheduled_tokens[rid] < r.num_prompt_tokens
+        drafts = len(out.scheduled_spec_decode_tokens.get(rid, ()))
+        tokens.append([] if r is None or prefilling else [7] * count(rid, drafts))
+    return sched.update_from_output(
+        out,
+        ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={r: i for i, r in enumerate(ids)},
+            sampled_token_ids=tokens,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        ),
+    )
