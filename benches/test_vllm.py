@@ -16,6 +16,7 @@ from neuron_sched import NeuronAsyncScheduler, NeuronScheduler
 from vllm_harness import build
 
 STEPS = 300
+LONG = "a prompt that never comes to its end"
 # Nobody ends while a benchmark runs.
 PARAMS = SamplingParams(ignore_eos=True, max_tokens=4000, temperature=0.0)
 
@@ -63,10 +64,12 @@ class Engine:
 
     def add(self, params=PARAMS):
         # Of all lengths up to a block, so that every step needs new blocks for as many requests.
-        name, prompt = f"request-{self.added}", [7] * (1 + self.added % 16)
+        self.send(f"request-{self.added}", 1 + self.added % 16, params)
         self.added += 1
+
+    def send(self, name, length, params=PARAMS):
         self.sched.add_request(
-            Request(request_id=name, prompt_token_ids=prompt, sampling_params=params, pooling_params=None)
+            Request(request_id=name, prompt_token_ids=[7] * length, sampling_params=params, pooling_params=None)
         )
 
     def step(self):
@@ -88,7 +91,7 @@ class Engine:
             ModelRunnerOutput(
                 req_ids=names,
                 req_id_to_index={name: i for i, name in enumerate(names)},
-                sampled_token_ids=[[7]] * len(names),
+                sampled_token_ids=[[] if name == LONG else [7] for name in names],
                 logprobs=None,
                 prompt_logprobs_dict={},
                 pooler_output=[],
@@ -110,17 +113,45 @@ def frozen():
     gc.unfreeze()
 
 
+def shares_at_most(limit, note, steps):
+    ours, base = (statistics.median(side) for side in zip(*steps, strict=True))
+    share = statistics.median(mine / theirs for mine, theirs in steps)
+    told = f"ours {ours / 1e3:.1f} us besides {base / 1e3:.1f} us of the base: {share:.1%} (at most {limit:.0%})"
+    note(told)
+    assert share <= limit, told
+
+
 @pytest.mark.parametrize("cls", [NeuronScheduler, NeuronAsyncScheduler])
 def test_a_decode_step_of_1024_costs_at_most_a_twentieth_more(cls, frozen, note):
     engine = Engine(cls, 1024)
     frozen()
     steps = [engine.step() for _ in range(STEPS)]
     assert engine.out.num_scheduled_tokens_padded == {f"request-{i}": 1 for i in range(1024)}
-    ours, base = (statistics.median(side) for side in zip(*steps, strict=True))
-    share = statistics.median(mine / theirs for mine, theirs in steps)
-    told = f"ours {ours / 1e3:.1f} us besides {base / 1e3:.1f} us of the base: {share:.1%} (at most 5 %)"
-    note(told)
-    assert share <= 0.05, told
+    shares_at_most(0.05, note, steps)
+
+
+# A prompt of 8,000 tokens is cut to pieces of 16, and between two of them there is a decode step.
+INTERLEAVED = {
+    "max_consecutive_prefill_steps": 2,
+    "chunking": "bucket",
+    "num_batched_tokens_buckets": [16, 8192],
+    "prefill_cost": {16: 0, 8192: 1000},
+}
+
+
+@pytest.mark.parametrize("cls", [NeuronScheduler, NeuronAsyncScheduler])
+def test_a_decode_step_between_two_chunks_costs_at_most_a_twentieth_more(cls, frozen, note):
+    engine = Engine(cls, 1024, slots=1025, **INTERLEAVED)
+    engine.send(LONG, 8000)
+    frozen()
+    steps = []
+    while len(steps) < 200:
+        taken = engine.step()
+        if engine.out.num_seqs_padded:
+            steps.append(taken)
+    assert len(engine.out.num_scheduled_tokens) == 1024
+    assert engine.sched.has_prefill_in_running
+    shares_at_most(0.05, note, steps)
 
 
 def ours_of(engines, steps, before=lambda _: None):
@@ -157,6 +188,18 @@ def test_a_prefill_step_costs_the_same_however_many_wait(frozen, note):
     frozen()
     held_below(1.2, note, *ours_of(engines, STEPS, before=lambda engine: engine.add(once)))
     assert [engine.sched.get_request_counts() for engine in engines] == [(256, 100_000), (256, 10)]
+
+
+def test_steps_between_chunks_cost_the_same_however_many_wait(frozen, note):
+    engines = [Engine(NeuronScheduler, 1024, slots=1025, **INTERLEAVED) for _ in range(2)]
+    for engine, waiting in zip(engines, (100_000, 10), strict=True):
+        engine.send(LONG, 8000)
+        for _ in range(waiting):
+            engine.add()
+    frozen()
+    held_below(1.2, note, *ours_of(engines, STEPS))
+    assert [engine.sched.get_request_counts() for engine in engines] == [(1025, 100_000), (1025, 10)]
+    assert all(engine.sched.has_prefill_in_running for engine in engines)
 
 
 def test_x03_a_thousand_decode_steps_of_256_with_100000_waiting(frozen, note):

