@@ -681,6 +681,53 @@ def test_the_last_token_of_a_remote_prompt_is_a_decode(cls):
     assert set(engine.kinds[1:]) == {"D"}
 
 
+REMOTE = {"do_remote_prefill": True, "do_remote_decode": False}
+
+
+@both_classes
+def test_loads_of_several_remote_prompts_begin_in_one_pass(cls):
+    """A head whose load begins is blocked for that step, and the next one has its chance, remote as well."""
+    s = with_connector(cls)
+    engine = Engine(s)
+    add(s, a=(10, 20))
+    engine.step()
+    for name in ("p", "q"):
+        s.connector.answers[name] = (64, True)
+        s.add_request(remote(name, 64, 3, **REMOTE))
+    add(s, c=(10, 2))
+    assert engine.step().num_scheduled_tokens == {"c": 10}
+    assert [s.requests[name].status for name in "pq"] == [RequestStatus.WAITING_FOR_REMOTE_KVS] * 2
+
+
+@both_classes
+def test_a_remote_prompt_without_an_answer_stops_no_other_remote_one(cls):
+    s = with_connector(cls)
+    engine = Engine(s)
+    s.connector.answers = {"p": (None, False), "q": (64, True)}
+    for name in ("p", "q"):
+        s.add_request(remote(name, 64, 3, **REMOTE))
+    engine.step()
+    assert s.requests["q"].status == RequestStatus.WAITING_FOR_REMOTE_KVS
+
+
+@both_classes
+def test_remote_prompts_that_have_come_all_join_the_decodes(cls):
+    s = with_connector(cls)
+    engine = Engine(s)
+    engine.remote = {"p", "q"}
+    add(s, a=(10, 20))
+    engine.step()
+    for name in ("p", "q"):
+        s.connector.answers[name] = (64, True)
+        s.add_request(remote(name, 64, 3, **REMOTE))
+    engine.step()
+    engine.step()
+    engine.step(received=["p", "q"])
+    engine.run()
+    assert engine.outputs == {"a": 20, "p": 3, "q": 3}
+    assert set(engine.kinds[1:]) == {"D"}, "every step after a's prompt was a decode"
+
+
 @both_classes
 def test_a_remote_prompt_joins_the_decodes_of_a_throttled_step(cls):
     s = with_connector(cls)
