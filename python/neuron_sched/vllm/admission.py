@@ -211,11 +211,12 @@ class AdmittingScheduler(TrackedScheduler):
 
     def _choose_next(self) -> Request | None:
         """Chooses one more prompt for the step, if the next head may start in it too."""
-        # What the other node has computed is known only once the base has asked; until then it runs alone.
-        if any(self._is_remote(request) for request in self._chosen if request not in self._passed):
-            return None
+        together = [request for request in self._chosen if request not in self._passed]
         head = self._next_head(passed=self._chosen)
-        if head is None or self._is_remote(head):
+        if head is None:
+            return None
+        # What the other node has computed is known only once the base has asked; until then it shares no step.
+        if together and any(self._is_remote(request) for request in (head, *together)):
             return None
         reason = self._reason(head)
         if reason is None and self._choose(head):
