@@ -24,8 +24,9 @@ class AdmittingScheduler(TrackedScheduler):
         super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
         # Heads that this call shows to the base, in order, with the tokens that each has to compute.
         self._chosen: dict[Request, int] = {}
-        # Those of them that the base has passed over.
+        # Those of them that the base has passed over in this step, and those that it has not.
         self._passed: set[Request] = set()
+        self._together: list[Request] = []
         # Those of them that held blocks before.
         self._held_before: set[Request] = set()
         # The waiting queues, while others stand in for them.
@@ -43,6 +44,7 @@ class AdmittingScheduler(TrackedScheduler):
         """Starts to plan a step."""
         self._left = None
         self._polled.clear()
+        self._passed.clear()
         self._gate.begin()
 
     # The verdict
@@ -129,6 +131,12 @@ class AdmittingScheduler(TrackedScheduler):
         ready = (request for request in holders if self._is_ready(request) and self.can_schedule(request))
         return next(ready, head)
 
+    def _ready_left(self) -> bool:
+        """Whether a ready request waits that was not offered to the base in this step."""
+        if self.at_capacity:
+            return compat.waits_unblocked(self)
+        return self._next_head(passed=self._passed) is not None
+
     def _queues(self) -> tuple[RequestQueue, RequestQueue]:
         """The base's waiting queues, of plain waiters and of those set apart, whatever stands in for them now."""
         if self._set_aside is not None:
@@ -153,6 +161,8 @@ class AdmittingScheduler(TrackedScheduler):
         return request.neuron.turn if self.policy.value == "fcfs" else request
 
     def _is_ready(self, request: Request) -> bool:
+        if request.request_id in self._unservable:
+            return False
         if compat.is_blocked(self, request) and (request in self._polled or not compat.promote(self, request)):
             self._polled.add(request)
             return False
@@ -160,22 +170,22 @@ class AdmittingScheduler(TrackedScheduler):
 
     def _num_requests(self) -> int:
         """Requests that run or wait, those included that are between the queues in this call."""
-        between = self._chosen if self._set_aside is None else self._passed
         running, waiting = self.get_request_counts()
-        return int(running) + int(waiting) + len(between)
+        between = len(self._chosen) if self._set_aside is None else len(self._passed)
+        return int(running) + int(waiting) + between
 
     def _lora_fits(self, request: Request) -> bool:
         """Whether its adapter may be loaded besides those of all running requests, hidden or not."""
         lora = request.lora_request
         if self.lora_config is None or lora is None:
             return True
-        starting = (other.lora_request for other in self._chosen if other not in self._passed)
+        starting = (other.lora_request for other in self._together)
         loaded = self._loras.keys() | {other.lora_int_id for other in starting if other is not None}
         return lora.lora_int_id in loaded or len(loaded) < self.lora_config.max_loras
 
     def _rest(self, request: Request) -> int:
         """Tokens left to compute; of one that has not started all of them, whatever the prefix cache holds."""
-        return int(request.num_tokens - request.num_computed_tokens)
+        return int(request.num_tokens + request.num_output_placeholders - request.num_computed_tokens)
 
     def _joins_decode(self, request: Request) -> bool:
         """Whether it only recomputes its last token, as on the decode node of a disaggregated pair: it then counts
@@ -201,6 +211,7 @@ class AdmittingScheduler(TrackedScheduler):
         # A request that was blocked may be among those set apart; the long queue is not walked to find out.
         take(apart if any(other is request for other in apart) else plain, request)
         self._chosen[request] = rest
+        self._together.append(request)
         ticket = request.neuron
         if ticket.row is None:
             ticket.row = self._gate.enter(ticket.need)
@@ -211,12 +222,11 @@ class AdmittingScheduler(TrackedScheduler):
 
     def _choose_next(self) -> Request | None:
         """Chooses one more prompt for the step, if the next head may start in it too."""
-        together = [request for request in self._chosen if request not in self._passed]
-        head = self._next_head(passed=self._chosen)
+        head = self._next_head(passed=self._passed)
         if head is None:
             return None
         # What the other node has computed is known only once the base has asked; until then it shares no step.
-        if together and any(self._is_remote(request) for request in (head, *together)):
+        if self._together and any(self._is_remote(request) for request in (head, *self._together)):
             return None
         reason = self._reason(head)
         if reason is None and self._choose(head):
@@ -229,16 +239,16 @@ class AdmittingScheduler(TrackedScheduler):
         queues = self._set_aside = self._queues()
 
         def more() -> Request | None:
-            for request in self._chosen:
-                if request.status != RequestStatus.RUNNING and request not in self._passed:
-                    self._pass_over(request)
+            for request in [other for other in self._together if other.status != RequestStatus.RUNNING]:
+                self._pass_over(request)
             return choose_next()
 
-        return Heads(self._chosen, more=more, hidden=lambda: sum(map(len, queues)), look_up=self._prefix_stats.save)
+        return Heads(self._chosen, more=more, hidden=lambda: sum(map(len, queues)), look_up=self._prefix_stats.look_up)
 
     def _pass_over(self, request: Request) -> None:
         """Takes back what was reserved for a chosen head that the base did not start."""
         self._passed.add(request)
+        self._together.remove(request)
         self._gate.unpack(self._chosen[request])
         ticket = request.neuron
         if ticket.row is None:
@@ -248,7 +258,6 @@ class AdmittingScheduler(TrackedScheduler):
             if not request.resumable:
                 self._gate.unseat(ticket.row)
             return
-        self._prefix_stats.restore()
         self._gate.leave(ticket.row)
         ticket.row = None
 
@@ -257,14 +266,15 @@ class AdmittingScheduler(TrackedScheduler):
 
         `returned`: whom the base has put into the queues that stood in for its own.
         """
+        self._prefix_stats.settle()
         started = set(newcomers)
-        for request in self._chosen:
-            if request not in started and request not in self._passed:
-                self._pass_over(request)
-        waiting = {request: None for request in (*self._chosen, *returned) if request not in started}
-        self._chosen, self._passed, self._held_before, self._set_aside = {}, set(), set(), None
+        for request in [other for other in self._together if other not in started]:
+            self._pass_over(request)
+        waiting = [request for request in dict.fromkeys((*self._chosen, *returned)) if request not in started]
+        self._chosen, self._together, self._held_before, self._set_aside = {}, [], set(), None
         plain, apart = self._queues()
-        for request in waiting:
+        # They were taken in turn, so the last one first: each then finds its place at the front.
+        for request in reversed(waiting):
             if request.neuron.row is not None:
                 self._waiting_holders.add(request)
             put_back(apart if compat.waits_apart(self, request) else plain, request)

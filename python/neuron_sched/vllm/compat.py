@@ -31,6 +31,7 @@ METHODS: tuple[str | tuple[str, ...], ...] = (
     "_is_blocked_waiting_status",
     "_preempt_request",
     "_update_after_schedule",
+    "_update_request_as_session",
     "_update_requests_with_invalid_blocks",
     "add_request",
     "finish_requests",
@@ -47,6 +48,7 @@ ATTRIBUTES: tuple[str | tuple[str, ...], ...] = (
     "cache_config",
     "connector",
     "current_step",
+    "dynamic_sd_lookup",
     "ec_connector",
     "finished_req_ids",
     "kv_cache_manager",
@@ -158,11 +160,11 @@ def stale_in_flight(request: Request) -> bool:
     return bool(getattr(request, "num_stale_output_tokens", 0)) and not request.drop_stale_output
 
 
-def ready_waiting(scheduler: Any) -> bool:
-    """Whether anybody waits who is not blocked."""
+def waits_unblocked(scheduler: Any) -> bool:
+    """Whether anybody waits who is not known to be blocked; tells by lengths, and never walks a queue."""
     if hasattr(scheduler, "deferred_waiting"):
         return len(scheduler.waiting) + len(scheduler.kv_holding_waiting) > len(scheduler.deferred_waiting)
-    return bool(scheduler.waiting) or any(not is_blocked(scheduler, request) for request in scheduler.skipped_waiting)
+    return bool(scheduler.waiting)
 
 
 def loads_remote_kv(request: Request) -> bool:
@@ -187,6 +189,23 @@ def caps_alone(scheduler: Any) -> bool:
     """Whether the base caps a long prompt even when nobody else is there (up to 0.30)."""
     alone = not hasattr(scheduler, "adaptive_long_prefill_threshold")
     return alone and bool(scheduler.scheduler_config.long_prefill_token_threshold)
+
+
+class _Constant:
+    """Stands in for vLLM's table of draft counts by batch size: the same for all."""
+
+    def __init__(self, value: int) -> None:
+        self._value = value
+
+    def __getitem__(self, rows: int) -> int:
+        return self._value
+
+
+def without_padding_drafts(scheduler: Any) -> list[tuple[Any, str, Any]]:
+    """What keeps the base from widening a prompt's last token to the width of a decode (from 0.26 on)."""
+    if not scheduler.num_spec_tokens or scheduler.dynamic_sd_lookup is not None:
+        return []
+    return [(scheduler, "dynamic_sd_lookup", _Constant(scheduler.num_spec_tokens))]
 
 
 def throttled(scheduler: Any, throttle_prefills: bool) -> bool:
@@ -222,22 +241,28 @@ def _kv_group(manager: Any) -> tuple[int, int, int | None]:
 
 
 class PrefixStats:
-    """Takes back what a failed look-up in the prefix cache has counted; from 0.28 the base counts on admission."""
+    """Takes back what a look-up in the prefix cache has counted of a head that was not started then.
+
+    Up to 0.26; later releases count on admission.
+    """
 
     def __init__(self, scheduler: Any) -> None:
         self._manager = scheduler.kv_cache_manager
         self._counts_lookups = not hasattr(self._manager, "record_prefix_cache_stats")
-        self._saved: dict[str, Any] | None = None
+        self._head: Request | None = None
+        self._saved: dict[str, Any] = {}
 
-    def save(self) -> None:
-        """Notes the counts before a look-up."""
-        if self._counts_lookups and self._manager.prefix_cache_stats is not None:
-            self._saved = copy.copy(vars(self._manager.prefix_cache_stats))
+    def look_up(self, head: Request) -> None:
+        """Before the base looks at `head`; whom it looked at before is decided by now."""
+        if self._counts_lookups and head is not self._head and self._manager.prefix_cache_stats is not None:
+            self.settle()
+            self._head, self._saved = head, copy.copy(vars(self._manager.prefix_cache_stats))
 
-    def restore(self) -> None:
-        """Sets them back to the last note."""
-        if self._saved is not None:
+    def settle(self) -> None:
+        """Takes the last look-up back if it came to nothing."""
+        if self._head is not None and self._head.status != RequestStatus.RUNNING and not loads_remote_kv(self._head):
             vars(self._manager.prefix_cache_stats).update(self._saved)
+        self._head = None
 
 
 # Output -----------------------------------------------------------------------------------------------------------

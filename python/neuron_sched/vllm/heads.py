@@ -42,7 +42,7 @@ class Heads(RequestQueue):
         *,
         more: Callable[[], Request | None],
         hidden: Callable[[], int],
-        look_up: Callable[[], None],
+        look_up: Callable[[Request], None],
     ) -> None:
         self._exposed = deque(exposed)
         self._more = more
@@ -65,7 +65,7 @@ class Heads(RequestQueue):
         return iter(self._exposed)
 
     def peek_request(self) -> Request:
-        self._look_up()
+        self._look_up(self._exposed[0])
         return self._exposed[0]
 
     def pop_request(self) -> Request:
@@ -91,16 +91,16 @@ class Heads(RequestQueue):
 
 def first_ready(queue: RequestQueue, ready: Callable[[Request], bool]) -> Request | None:
     """The first ready request of a queue; looks no further, so the cost depends on those that are not ready."""
-    if not queue:
-        return None
-    head = queue.peek_request()
-    if ready(head):
-        return head
-    if len(queue) == 1:
-        return None
-    rest = iter(queue)
-    next(rest)
-    return next((request for request in rest if ready(request)), None)
+    if isinstance(queue, deque):
+        return next((request for request in queue if ready(request)), None)
+    # A heap tells its order only by being emptied.
+    passed = []
+    while queue and not ready(queue.peek_request()):
+        passed.append(queue.pop_request())
+    found = queue.peek_request() if queue else None
+    for request in passed:
+        queue.add_request(request)
+    return found
 
 
 def take(queue: RequestQueue, request: Request) -> None:

@@ -120,14 +120,16 @@ class NeuronScheduler(AdmittingScheduler):
             raise
         # vLLM's exception to throttling: a rank that could prefill and has not drained its queue is not throttled.
         paused = self._pause_state == PauseState.PAUSED_ALL
-        self.prefill_capacity_bound = saturated if throttled or paused else compat.ready_waiting(self)
+        self.prefill_capacity_bound = saturated if throttled or paused else self._ready_left()
         self._finish(output, prefill)
         return output
 
     def _plan(self, throttle_prefills: bool, *args: Any, **kwargs: Any) -> tuple[SchedulerOutput, bool, bool]:
         """The step, whether it was planned as a prefill, and whether prefills were held back."""
         paused = self._pause_state == PauseState.PAUSED_ALL
-        head = None if paused else self._next_candidate()
+        # With all slots taken nobody can start who has none; then nobody is asked whether he is ready.
+        idle = paused or (self.at_capacity and not self._waiting_holders)
+        head = None if idle else self._next_candidate()
         decode_ready = not paused and self._gate.decode_ready(self.running, self.current_step + 1)
         admissible = head is not None and self.can_schedule(head)
         joining = head if head is not None and admissible and self._joins_decode(head) else None
@@ -176,6 +178,7 @@ class NeuronScheduler(AdmittingScheduler):
         if any(request.num_tokens >= self.max_model_len for request in visible):
             # The base keeps the last position for an output and would never give the last prompt token its turn.
             others.append((self, "max_model_len", self.max_model_len + 1))
+        others += compat.without_padding_drafts(self)
         if decode_ready:
             others += [(self, name, connector) for name, connector in compat.deferring(self)]
         scheduled_before = set(self.prev_step_scheduled_req_ids) if decode_ready else set()
@@ -239,7 +242,6 @@ class NeuronScheduler(AdmittingScheduler):
 
     def _finish(self, output: SchedulerOutput, prefill: bool) -> None:
         """Pads, checks and counts a step that the base has planned."""
-        self._num_in_flight += 1
         self._tell(output)
         counts = self._last_step = output.num_scheduled_tokens
         output.num_scheduled_tokens_padded, output.num_seqs_padded = {}, 0
@@ -248,6 +250,7 @@ class NeuronScheduler(AdmittingScheduler):
             self._gate.ran(prefill)
         if counts:
             self._state = SchedulerState.ACTIVE_PREFILL if prefill else SchedulerState.ACTIVE_DECODE
+        self._num_in_flight += 1
         self._idle_if_empty()
         self._attach_grammar(output)
         self._watchdog.saw(bool(counts), self.has_unfinished_requests(), self.explain)
@@ -272,16 +275,16 @@ class NeuronScheduler(AdmittingScheduler):
         cached = output.scheduled_cached_reqs
         before = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         before.update((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs)
+        started = {new.req_id for new in output.scheduled_new_reqs} | set(cached.resumed_req_ids)
         rows = []
         for request_id, count in output.num_scheduled_tokens.items():
             request, computed = self.requests.get(request_id), before.get(request_id, -1)
-            known = request is not None and computed >= 0
-            rows.append((request_id, known and self._had_prompt_left(request, computed), count))
+            prompt_left = request is not None and computed >= 0 and self._prompt_left(request, computed)
+            if prompt_left and request_id in started and self._is_remote(request):
+                # It may have come with all but its last token, which then counts as a decode.
+                prompt_left = computed != request.num_tokens - 1
+            rows.append((request_id, prompt_left, count))
         return rows
-
-    def _had_prompt_left(self, request: Request, computed: int) -> bool:
-        recomputes_last = self._is_remote(request) and computed == request.num_tokens - 1 > 0
-        return bool(computed < max(request.num_prompt_tokens, request.num_tokens - 1)) and not recomputes_last
 
     def _calculate_padded_count(self, token_count: int) -> int:
         """The smallest token bucket that holds a count; 0 for 0. ValueError beyond the last bucket."""
@@ -320,7 +323,8 @@ class NeuronScheduler(AdmittingScheduler):
         For tests and for the debugger: it walks all queues.
         """
         waiting = [request for queue in self._queues() for request in queue]
-        placed = [*self.running, *waiting, *self._unservable.values()]
+        unqueued = [request for request in self._unservable.values() if not hasattr(request, "neuron")]
+        placed = [*self.running, *waiting, *unqueued]
         holders = [request for request in (*self.running, *waiting) if request.neuron.row is not None]
         sessions = [request for request in holders if request.resumable and request not in set(self.running)]
         delayed = [request for request in self.requests.values() if request.is_finished()]

@@ -32,6 +32,11 @@ class TrackedScheduler(Scheduler):
                 f"scheduler_cls: {type(self).__name__}: expected neuron_sched.NeuronAsyncScheduler under an engine "
                 "that schedules asynchronously, or --no-async-scheduling"
             )
+        if vllm_config.model_config.is_encoder_decoder:
+            raise ValueError(
+                f"model: {vllm_config.model_config.model}: expected a decoder-only model; the blocks of an encoder's "
+                "output are not reserved yet"
+            )
         self.neuron_config: NeuronConfig = config.read(vllm_config, kv_cache_config.num_blocks, runs_ahead=runs_ahead)
         # Requests that can never run: they end with an error in the next `update_from_output()`.
         self._unservable: dict[str, Request] = {}
@@ -113,7 +118,10 @@ class TrackedScheduler(Scheduler):
 
     def _is_prefill_request(self, request: Request) -> bool:
         """Whether prompt tokens are left to compute; outputs that are replayed after a preemption count as such."""
-        return bool(request.num_computed_tokens < max(request.num_prompt_tokens, request.num_tokens - 1))
+        return self._prompt_left(request, request.num_computed_tokens)
+
+    def _prompt_left(self, request: Request, computed: int) -> bool:
+        return bool(computed < max(request.num_prompt_tokens, request.num_tokens - 1))
 
     # Departure
 
@@ -160,6 +168,18 @@ class TrackedScheduler(Scheduler):
             self._leave_running(request)
         return finished
 
+    def _update_request_as_session(self, session: Request, update: Any) -> None:
+        """The next prompt of a session; one that has grown beyond the longest sequence ends with an error."""
+        super()._update_request_as_session(session, update)
+        if session.num_tokens > self.max_model_len:
+            logger.warning(
+                "Request %r can never run on and ends with an error: %d tokens: expected at most max_model_len = %d",
+                session.request_id,
+                session.num_tokens,
+                self.max_model_len,
+            )
+            self._unservable[session.request_id] = session
+
     def _update_requests_with_invalid_blocks(self, requests: Iterable[Request], *args: Any, **kwargs: Any) -> Any:
         """Blocks whose load failed are computed again: a request that decoded may be back in its prompt."""
         affected = list(requests)
@@ -175,9 +195,11 @@ class TrackedScheduler(Scheduler):
     # Requests that can never run
 
     def get_num_unfinished_requests(self) -> int:
-        """As the base, with those that are still to end with an error."""
-        paused = self._pause_state == PauseState.PAUSED_ALL
-        return int(super().get_num_unfinished_requests()) + (0 if paused else len(self._unservable))
+        """As the base, with those that are in no queue and still to end with an error."""
+        unfinished = int(super().get_num_unfinished_requests())
+        if self._pause_state == PauseState.PAUSED_ALL:
+            return unfinished
+        return unfinished + sum(not hasattr(request, "neuron") for request in self._unservable.values())
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, EngineCoreOutputs]:
         """As the base; then requests that can never run end with an error output."""

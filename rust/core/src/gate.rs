@@ -65,25 +65,32 @@ pub struct Head {
 pub struct Progress {
     /// Tokens computed, those of steps in flight included.
     pub computed: i64,
-    /// Tokens known, drafts included.
-    pub known: i64,
+    /// Tokens known.
+    pub tokens: i64,
+    /// Tokens drafted for the next step.
+    pub drafts: i64,
     /// Outputs of steps in flight, drafts included.
     pub placeholders: i64,
     /// Tokens of the prompt.
     pub prompt: i64,
     /// Most outputs.
     pub max_tokens: i64,
+    /// The first step in which the engine would run it again.
+    pub eligible_step: i64,
 }
 
 impl Progress {
-    /// Whether the engine would give it a token now. With an output in flight it gets one only while that
+    /// Whether the engine would give it an output token in step `step`. A prompt that is part done is not asked
+    /// here, nor one that is computed again with its outputs. With an output in flight it gets one only while that
     /// output is not sure to be the last, and never beyond the model's length.
-    pub fn is_ready(&self, max_model_len: u32) -> bool {
+    pub fn decodes(&self, step: i64, max_model_len: u32) -> bool {
+        let prompt_left = self.computed < self.prompt.max(self.tokens - 1);
         let sure = self.computed + 2 - self.placeholders;
-        if self.placeholders > 0 && sure >= self.prompt + self.max_tokens {
+        if prompt_left || (self.placeholders > 0 && sure >= self.prompt + self.max_tokens) {
             return false;
         }
-        self.known + self.placeholders > self.computed && self.computed + 1 < i64::from(max_model_len)
+        let known = self.tokens + self.drafts + self.placeholders;
+        self.eligible_step <= step && known > self.computed && self.computed + 1 < i64::from(max_model_len)
     }
 }
 
@@ -261,18 +268,22 @@ impl Gate {
         self.phase = self.phase.completed(decision);
     }
 
-    /// Checks a prefill step and answers the compiled size. `rows`: whether each has prompt tokens left, and
-    /// its count.
+    /// Checks a prefill step; answers its padded counts and the compiled size. `rows`: whether each has prompt
+    /// tokens left, and its count. The last row carries the padding.
     pub fn pad_prefill<N: std::fmt::Display>(
         &self,
-        rows: impl Iterator<Item = (bool, i64)> + Clone,
+        rows: &[(bool, i64)],
         name: impl Fn(usize) -> N,
-    ) -> Result<u32, Error> {
-        let total = rows.clone().map(|(_, count)| count.max(0)).sum::<i64>();
+    ) -> Result<(Vec<i64>, u32), Error> {
+        let total = rows.iter().map(|&(_, count)| count.max(0)).sum::<i64>();
         let last = self.token_buckets.last();
-        let padded = u32::try_from(total).map_or(last, |total| self.token_buckets.fit(total).unwrap_or(last));
-        check(Kind::Prefill, padded, i64::from(self.decode_width), rows, name)?;
-        Ok(padded)
+        let bucket = u32::try_from(total).map_or(last, |total| self.token_buckets.fit(total).unwrap_or(last));
+        check(Kind::Prefill, bucket, i64::from(self.decode_width), rows.iter().copied(), name)?;
+        let mut padded: Vec<i64> = rows.iter().map(|&(_, count)| count).collect();
+        if let Some(last) = padded.last_mut() {
+            *last += i64::from(bucket) - total;
+        }
+        Ok((padded, bucket))
     }
 
     /// Checks a decode step and answers the compiled number of rows.
@@ -391,14 +402,24 @@ mod tests {
 
     #[test]
     fn v14_ready_as_long_as_the_output_in_flight_is_not_the_last() {
-        let at = |computed, known, placeholders| {
-            Progress { computed, known, placeholders, prompt: 10, max_tokens: 3 }.is_ready(100)
+        let start = Progress {
+            computed: 10,
+            tokens: 11,
+            drafts: 0,
+            placeholders: 0,
+            prompt: 10,
+            max_tokens: 3,
+            eligible_step: 0,
         };
+        let at = |computed, tokens, placeholders| Progress { computed, tokens, placeholders, ..start }.decodes(1, 100);
         assert!(at(10, 11, 0) && at(10, 10, 1) && at(11, 11, 1));
         assert!(!at(12, 12, 1), "two outputs are known, the third is in flight");
         assert!(!at(11, 11, 0), "all known tokens are computed");
-        let end = Progress { computed: 99, known: 100, placeholders: 0, prompt: 10, max_tokens: 200 };
-        assert!(!end.is_ready(100) && end.is_ready(101));
+        assert!(!at(9, 10, 0) && !at(10, 12, 0), "a prompt is left, or outputs that are computed again");
+        assert!(!Progress { eligible_step: 2, ..start }.decodes(1, 100));
+        assert!(Progress { tokens: 10, drafts: 1, ..start }.decodes(1, 100));
+        let end = Progress { computed: 99, tokens: 100, max_tokens: 200, ..start };
+        assert!(!end.decodes(1, 100) && end.decodes(1, 101));
     }
 
     #[test]
@@ -406,10 +427,10 @@ mod tests {
         let gate = gate(&config(|_| {}), &[FULL]);
         let rows = |rows: &'static [(bool, i64)]| rows.iter().copied();
         let name = |at: usize| ["a", "b", "c"][at];
-        assert_eq!(gate.pad_prefill(rows(&[(true, 60), (true, 4)]), name), Ok(64));
+        assert_eq!(gate.pad_prefill(&[(true, 20), (true, 4)], name), Ok((vec![20, 44], 64)));
         assert_eq!(gate.pad_decode(rows(&[(false, 1)]), name), Ok(1));
-        assert!(gate.pad_prefill(rows(&[(true, 60), (false, 1)]), name).is_err());
-        assert!(gate.pad_prefill(rows(&[(true, 65)]), name).is_err());
+        assert!(gate.pad_prefill(&[(true, 60), (false, 1)], name).is_err());
+        assert!(gate.pad_prefill(&[(true, 65)], name).is_err());
         assert!(gate.pad_decode(rows(&[(false, 1), (false, 1), (false, 1)]), name).is_err());
         assert!(gate.pad_decode(rows(&[(false, 2)]), name).is_err());
     }

@@ -6,7 +6,7 @@ use neuron_sched_core::gate::{self, Group, Head, Progress, Rules};
 use neuron_sched_core::ledger::Wait;
 use neuron_sched_core::phase::{Inputs, Kind};
 use neuron_sched_core::request::Row;
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
@@ -144,14 +144,13 @@ impl Gate {
     ) -> PyResult<(Bound<'py, PyDict>, u32)> {
         let names: Vec<String> = rows.iter().map(|(id, ..)| id.to_string()).collect();
         let counts: Vec<(bool, i64)> = rows.iter().map(|&(_, prefill, count)| (prefill, count)).collect();
-        let padded = self.read(|core| core.pad_prefill(counts.iter().copied(), |at| &names[at]))?;
-        let padded = padded.map_err(|error| to_py(&error))?;
-        let padding = i64::from(padded) - counts.iter().map(|&(_, count)| count).sum::<i64>();
+        let found = self.read(|core| core.pad_prefill(&counts, |at| &names[at]))?;
+        let (padded, bucket) = found.map_err(|error| to_py(&error))?;
         let dict = PyDict::new(py);
-        for (at, (id, _, count)) in rows.iter().enumerate() {
-            dict.set_item(id, if at + 1 == rows.len() { count + padding } else { *count })?;
+        for ((id, ..), count) in rows.iter().zip(padded) {
+            dict.set_item(id, count)?;
         }
-        Ok((dict, padded))
+        Ok((dict, bucket))
     }
 
     /// Checks a decode step; returns a copy of its counts, which are never padded, and its bucket of rows.
@@ -179,7 +178,7 @@ impl Gate {
     /// Whether any of vLLM's running requests would get a token in step `step`; looks no further than the first.
     fn decode_ready(&self, running: &Bound<'_, PyList>, step: i64) -> PyResult<bool> {
         for request in running.iter() {
-            if self.is_ready(&request, step)? {
+            if self.decodes(&request, step)? {
                 return Ok(true);
             }
         }
@@ -235,27 +234,19 @@ impl Gate {
     }
 
     /// vLLM's counters of a request, read as it keeps them.
-    fn is_ready(&self, request: &Bound<'_, PyAny>, step: i64) -> PyResult<bool> {
+    fn decodes(&self, request: &Bound<'_, PyAny>, step: i64) -> PyResult<bool> {
         let py = request.py();
         let number = |name: &Bound<'_, PyString>| request.getattr(name)?.extract::<i64>();
-        let computed = number(intern!(py, "num_computed_tokens"))?;
-        let prompt = number(intern!(py, "num_prompt_tokens"))?;
-        if computed < prompt {
-            return Ok(false);
-        }
-        // Prompt and outputs of a request that starts again are computed like a prompt.
-        let tokens = number(intern!(py, "num_tokens"))?;
-        if computed < tokens - 1 || step < number(intern!(py, "next_decode_eligible_step"))? {
-            return Ok(false);
-        }
         let drafts = request.getattr(intern!(py, "spec_token_ids"))?.len()?;
         let progress = Progress {
-            computed,
-            known: tokens + i64::try_from(drafts).map_err(|_| PyValueError::new_err("spec_token_ids: too many"))?,
+            computed: number(intern!(py, "num_computed_tokens"))?,
+            tokens: number(intern!(py, "num_tokens"))?,
+            drafts: i64::try_from(drafts).unwrap_or(i64::MAX),
             placeholders: number(intern!(py, "num_output_placeholders"))?,
-            prompt,
+            prompt: number(intern!(py, "num_prompt_tokens"))?,
             max_tokens: number(intern!(py, "max_tokens"))?,
+            eligible_step: number(intern!(py, "next_decode_eligible_step"))?,
         };
-        Ok(progress.is_ready(self.max_model_len))
+        Ok(progress.decodes(step, self.max_model_len))
     }
 }
