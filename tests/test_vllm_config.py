@@ -333,3 +333,12 @@ def test_what_cannot_work_is_refused_before_the_base_is_built(cls, monkeypatch):
         build(cls, neuron_config={"kv_admission": "hope"})
     with pytest.raises(ValueError, match="num_seqs_buckets"):
         build(cls, neuron_config={"num_seqs_buckets": [1]})
+
+
+@both_classes
+def test_models_with_an_encoder_of_their_own_are_refused(cls):
+    def edit(vllm_config):
+        vllm_config.model_config = types.SimpleNamespace(model="whisper", is_encoder_decoder=True)
+
+    with pytest.raises(ValueError, match="model: whisper: expected a decoder-only model"):
+        build(cls, edit=edit)

@@ -801,3 +801,76 @@ def test_names_of_classes():
 
     assert neuron_sched.NeuronScheduler is NeuronScheduler
     assert neuron_sched.NeuronAsyncScheduler is NeuronAsyncScheduler
+
+
+@both_classes
+def test_a_session_that_outgrows_the_model_ends_with_an_error(cls):
+    """200 tokens and a next prompt of 150, model length 256: the session ends, and nobody waits behind it."""
+    s = build(cls, max_model_len=256, max_num_batched_tokens=64)
+    engine = Engine(s)
+    s.add_request(session("s", 200, 3))
+    for _ in range(8):
+        engine.step()
+    assert s.requests["s"].status == RequestStatus.WAITING_FOR_STREAMING_REQ
+    s.add_request(session("s", 150, 3))
+    add(s, x=(10, 2))
+    s.check()
+    engine.run()
+    assert engine.errors == ["s"] and engine.outputs["x"] == 2
+    assert usable_free(s) == 399
+
+
+@both_classes
+def test_nobody_is_asked_while_all_slots_are_taken(cls):
+    s = build(cls, max_num_seqs=1)
+    engine = Engine(s)
+    add(s, a=(10, 9))
+    engine.step()
+    waiter = grammar_request("g")
+    waiter.structured_output_request = Polled(waiter.structured_output_request)
+    s.add_request(waiter)
+    for _ in range(4):
+        engine.step()
+    assert waiter.structured_output_request.polls == 0
+
+
+@both_classes
+def test_passing_over_many_heads_looks_at_each_of_them_a_few_times(cls):
+    looks = []
+
+    class Looking(cls):
+        def _is_ready(self, request):
+            looks.append(request.request_id)
+            return super()._is_ready(request)
+
+    s = with_connector(Looking)
+    for i in range(200):
+        s.connector.answers[f"p{i}"] = (None, False)
+    add(s, **{f"p{i}": (10, 2) for i in range(200)}, last=(10, 2))
+    assert Engine(s).step().num_scheduled_tokens == {"last": 10}
+    assert len(looks) < 5 * 200
+    assert queued(s) == [f"p{i}" for i in range(200)]
+
+
+@both_classes
+def test_one_without_an_adapter_does_not_saturate_a_rank(cls):
+    s = with_lora(cls)
+    engine = Engine(s)
+    s.add_request(lora(request("a", 10, 30), 1))
+    engine.step()
+    s.add_request(lora(request("b", 10, 3), 2))
+    engine.step()
+    add(s, c=(10, 2))
+    assert engine.step(throttle_prefills=True).num_scheduled_tokens == {"a": 1}
+    assert engine.step().num_scheduled_tokens == {"c": 10}
+
+
+@both_classes
+def test_v26_a_look_up_that_came_to_nothing_is_not_counted(cls):
+    """Also where the head that was passed over shares the pass with one that starts."""
+    s = with_connector(cls, prefix_caching=True, neuron_config={"max_prefills_per_batch": 2})
+    s.connector.answers["a"] = (None, False)
+    add(s, a=(20, 2), b=(24, 2))
+    assert s.schedule().num_scheduled_tokens == {"b": 24}
+    stats = s.kv_cache_manager.prefix_cache_stats
+    assert (stats.requests, stats.queries, stats.hits) == (1, 24, 0)
