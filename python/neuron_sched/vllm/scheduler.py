@@ -127,9 +127,9 @@ class NeuronScheduler(AdmittingScheduler):
     def _plan(self, throttle_prefills: bool, *args: Any, **kwargs: Any) -> tuple[SchedulerOutput, bool, bool]:
         """The step, whether it was planned as a prefill, and whether prefills were held back."""
         paused = self._pause_state == PauseState.PAUSED_ALL
-        # With all slots taken nobody can start who has none; then nobody is asked whether he is ready.
-        idle = paused or (self.at_capacity and not self._waiting_holders)
-        head = None if idle else self._next_candidate()
+        # With all slots taken only holders can start: in a decode step nobody else is asked whether he is ready.
+        full = self.at_capacity and not self._waiting_holders and not self._prefilling
+        head = None if paused or full else self._next_candidate()
         decode_ready = not paused and self._gate.decode_ready(self.running, self.current_step + 1)
         admissible = head is not None and self.can_schedule(head)
         joining = head if head is not None and admissible and self._joins_decode(head) else None
