@@ -654,9 +654,6 @@ class Gate:
     def leave(self, row: int) -> bool:
         """Takes back all that a row holds; False for a stale handle."""
 
-    def held(self, row: int) -> int | None:
-        """Blocks that a row has reserved; None when it holds none."""
-
     def begin(self) -> None:
         """Starts to choose the prompts of a step."""
 

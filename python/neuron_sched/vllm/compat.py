@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import re
 from typing import Any
 
@@ -11,7 +10,6 @@ import vllm
 from vllm.logger import init_logger
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import RequestQueue
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 # vLLM gives handlers to loggers below its own name only.
@@ -331,8 +329,3 @@ def same_step(scheduler: Any, before: set[str]) -> None:
     scheduler.current_step -= 1
     scheduler.prev_step_scheduled_req_ids.clear()
     scheduler.prev_step_scheduled_req_ids.update(before)
-
-
-def constructor_parameters() -> list[str]:
-    """Names of what the base's constructor takes."""
-    return [name for name in inspect.signature(Scheduler.__init__).parameters if name != "self"]

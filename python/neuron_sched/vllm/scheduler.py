@@ -248,7 +248,6 @@ class NeuronScheduler(AdmittingScheduler):
         if counts:
             prefill = self._pad(output, prefill)
             self._gate.ran(prefill)
-        if counts:
             self._state = SchedulerState.ACTIVE_PREFILL if prefill else SchedulerState.ACTIVE_DECODE
         self._num_in_flight += 1
         self._idle_if_empty()

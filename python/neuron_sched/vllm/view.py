@@ -70,12 +70,11 @@ class View:
         if self._heads is not None:
             for queue in stood_in:
                 self.returned.extend(self._heads.returned if queue is self._heads else queue)
-        if self._visible is None:
-            # The base has worked on the list itself.
+        if self._visible is None or seen[: self._num_seen] == self._visible:
             self.newcomers = seen[self._num_seen :]
-        elif seen[: self._num_seen] == self._visible:
-            self.newcomers = seen[self._num_seen :]
-            self._running.extend(self.newcomers)
+            # Where nobody is hidden the base has worked on the list itself.
+            if self._visible is not None:
+                self._running.extend(self.newcomers)
         else:
             # It has preempted some of those that it saw.
             before = set(self._visible)

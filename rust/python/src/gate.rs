@@ -214,11 +214,6 @@ impl Gate {
     fn longest(&self) -> PyResult<u32> {
         self.read(gate::Gate::longest)
     }
-
-    /// Blocks that a row has reserved; None when it holds none.
-    fn held(&self, row: u64) -> PyResult<Option<u32>> {
-        self.read(|core| core.ledger().held(Row::from_bits(row)))
-    }
 }
 
 impl Gate {
