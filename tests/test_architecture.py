@@ -19,7 +19,7 @@ LAYERS = [
     {"bucket", "queue", "block_pool", "prefix"},
     {"config", "kv_cache"},
     {"ledger", "phase", "chunk"},
-    {"step", "cost"},
+    {"step", "cost", "fill"},
     {"exclusive", "gate", "mixed"},
     {"sim"},
 ]

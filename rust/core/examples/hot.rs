@@ -12,7 +12,7 @@ use neuron_sched_core::exclusive::{ExclusiveScheduler, NewRequest, Options, Toke
 use neuron_sched_core::mixed::{MixedScheduler, NewMixed};
 use neuron_sched_core::phase::Kind;
 use neuron_sched_core::queue::{Policy, Queue};
-use neuron_sched_core::request::{Prompt, Row, Rows};
+use neuron_sched_core::request::{Prompt, Row, Rows, Sampling};
 use neuron_sched_core::sim::{self, Arrival, Scheduler, replay};
 
 /// Requests that wait in the queue cases.
@@ -94,7 +94,13 @@ fn exclusive_add(scheduler: &mut ExclusiveScheduler, count: u32, max_tokens: u32
     for i in 0..count {
         let prompt = Prompt::Length(1 + i * 37 % 500);
         let max_tokens = max_tokens + i % 64;
-        let request = NewRequest { prompt, max_tokens, priority: 0, stop_token_ids: Box::default() };
+        let request = NewRequest {
+            prompt,
+            max_tokens,
+            priority: 0,
+            stop_token_ids: Box::default(),
+            sampling: Sampling::default(),
+        };
         scheduler.add(request).expect("a request that fits");
     }
 }

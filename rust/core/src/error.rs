@@ -31,6 +31,13 @@ impl fmt::Display for Fault {
 pub enum Error {
     /// One or more bad values, all that were found.
     Invalid(Vec<Fault>),
+    /// A bad value in one of several rows.
+    Row {
+        /// Position of the row.
+        at: usize,
+        /// What is wrong with it.
+        fault: Fault,
+    },
     /// A request whose prompt alone is longer than the model takes.
     PromptTooLong {
         /// Tokens of the prompt.
@@ -74,6 +81,7 @@ impl fmt::Display for Error {
                 }
                 Ok(())
             }
+            Self::Row { at, fault } => write!(f, "rows[{at}].{fault}"),
             Self::PromptTooLong { prompt, max_model_len } => {
                 write!(f, "prompt: {prompt} tokens: expected at most max_model_len = {max_model_len}")
             }

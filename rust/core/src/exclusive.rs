@@ -15,6 +15,7 @@ mod explain;
 mod lane;
 mod plan;
 mod request;
+mod rows;
 mod wheel;
 
 use std::collections::VecDeque;
@@ -35,6 +36,7 @@ pub use completion::{Completion, Finish, Outcome, Tokens};
 pub use explain::Explanation;
 pub use plan::Options;
 pub use request::{NewRequest, RequestView, Status};
+pub use rows::{Found, Unfilled};
 
 use lane::{Lane, Lanes};
 use request::{Place, Request, Started};
@@ -130,7 +132,7 @@ impl ExclusiveScheduler {
     /// Queues a request. Refused are a prompt longer than the model takes and a worst case larger than
     /// the whole cache, since neither could ever run.
     pub fn add(&mut self, request: NewRequest) -> Result<Row, Error> {
-        let NewRequest { prompt, max_tokens, priority, stop_token_ids } = request;
+        let NewRequest { prompt, max_tokens, priority, stop_token_ids, sampling } = request;
         prompt.check()?;
         let (length, max_model_len) = (prompt.len() as u64, self.worst_case.max_model_len);
         if length > max_model_len.into() {
@@ -144,8 +146,9 @@ impl ExclusiveScheduler {
         let need = self.worst_case.blocks(length, outputs_max);
         self.ledger.fits_ever(need)?;
         let place = Place::Running;
-        let row =
-            self.requests.insert(Request { prompt, priority, stop_token_ids, outputs_max, need, place, seat: None });
+        let seat = None;
+        let request = Request { prompt, priority, stop_token_ids, sampling, outputs_max, need, place, seat };
+        let row = self.requests.insert(request);
         let ticket = self.queue.push(row, priority);
         self.doubt_horizon();
         self.request_mut(row).place = Place::Waiting(ticket);

@@ -15,6 +15,7 @@ pub mod cost;
 pub mod decimal;
 pub mod error;
 pub mod exclusive;
+pub mod fill;
 pub mod fixed_map;
 pub mod gate;
 pub mod kv_cache;

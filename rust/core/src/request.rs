@@ -180,6 +180,23 @@ impl Prompt {
     }
 }
 
+/// What a request asks of the sampler. The scheduler only carries it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// -1 is off.
+    pub top_k: f32,
+    /// 1 is off.
+    pub top_p: f32,
+    /// 0 is greedy.
+    pub temperature: f32,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self { top_k: -1.0, top_p: 1.0, temperature: 0.0 }
+    }
+}
+
 /// Outputs of a request that asks for `max_tokens`: its sequence ends with the longest one, but it emits one
 /// token at least.
 pub fn outputs_max(prompt: u32, max_tokens: u32, max_model_len: u32) -> u32 {

@@ -11,7 +11,7 @@ use neuron_sched_core::config::{Config, RawConfig};
 use neuron_sched_core::exclusive::{ExclusiveScheduler, NewRequest, Options, Tokens};
 use neuron_sched_core::mixed::{MixedScheduler, NewMixed};
 use neuron_sched_core::phase::Kind;
-use neuron_sched_core::request::Prompt;
+use neuron_sched_core::request::{Prompt, Sampling};
 
 const REQUESTS: u32 = 40;
 const STEPS: u32 = 500;
@@ -61,7 +61,13 @@ fn decoding(prompt: &Prompt) -> ExclusiveScheduler {
     let mut scheduler = ExclusiveScheduler::new(&Config::resolve(&raw).unwrap());
     for _ in 0..REQUESTS {
         let prompt = prompt.clone();
-        let request = NewRequest { prompt, max_tokens: 2000, priority: 0, stop_token_ids: [1].into() };
+        let request = NewRequest {
+            prompt,
+            max_tokens: 2000,
+            priority: 0,
+            stop_token_ids: [1].into(),
+            sampling: Sampling::default(),
+        };
         scheduler.add(request).unwrap();
     }
     scheduler

@@ -6,7 +6,7 @@ use neuron_sched_core::config::{Config, RawConfig};
 use neuron_sched_core::exclusive::{ExclusiveScheduler, Finish, NewRequest, Options, Status, Tokens};
 use neuron_sched_core::ledger::Wait;
 use neuron_sched_core::phase::Kind;
-use neuron_sched_core::request::{Prompt, Row};
+use neuron_sched_core::request::{Prompt, Row, Sampling};
 
 fn config(seqs: i64, tokens: i64, len: i64, block: i64, blocks: i64) -> RawConfig {
     RawConfig {
@@ -24,7 +24,13 @@ fn scheduler(raw: &RawConfig) -> ExclusiveScheduler {
 }
 
 fn length(prompt: u32, max_tokens: u32) -> NewRequest {
-    NewRequest { prompt: Prompt::Length(prompt), max_tokens, priority: 0, stop_token_ids: Box::default() }
+    NewRequest {
+        prompt: Prompt::Length(prompt),
+        max_tokens,
+        priority: 0,
+        stop_token_ids: Box::default(),
+        sampling: Sampling::default(),
+    }
 }
 
 fn tokens(prompt: impl IntoIterator<Item = u32>, max_tokens: u32) -> NewRequest {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use neuron_sched_core::config::{Config, RawConfig};
 use neuron_sched_core::exclusive::{ExclusiveScheduler, NewRequest, Options, Tokens};
 use neuron_sched_core::phase::Kind;
-use neuron_sched_core::request::{Prompt, SEGMENT_ID_MAX};
+use neuron_sched_core::request::{Prompt, SEGMENT_ID_MAX, Sampling};
 
 fn raw() -> RawConfig {
     RawConfig {
@@ -23,7 +23,7 @@ fn scheduler(raw: &RawConfig) -> ExclusiveScheduler {
 }
 
 fn request(prompt: Prompt, max_tokens: u32) -> NewRequest {
-    NewRequest { prompt, max_tokens, priority: 0, stop_token_ids: Box::default() }
+    NewRequest { prompt, max_tokens, priority: 0, stop_token_ids: Box::default(), sampling: Sampling::default() }
 }
 
 /// Plans and completes one step.

@@ -12,7 +12,7 @@ use neuron_sched_core::exclusive::{
     Completion, ExclusiveScheduler, Finish, NewRequest, Options, Status as Shown, Tokens,
 };
 use neuron_sched_core::phase::Kind;
-use neuron_sched_core::request::{Prompt, Row, UNKNOWN_TOKEN};
+use neuron_sched_core::request::{Prompt, Row, Sampling, UNKNOWN_TOKEN};
 use neuron_sched_core::step::Step;
 use proptest::prelude::*;
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest, prop_state_machine};
@@ -209,7 +209,8 @@ impl Subject {
 
     fn add(&mut self, prompt: &Prompt, max_tokens: u32, priority: i64, stop: &[u32]) -> bool {
         let stop_token_ids = stop.into();
-        let request = NewRequest { prompt: prompt.clone(), max_tokens, priority, stop_token_ids };
+        let request =
+            NewRequest { prompt: prompt.clone(), max_tokens, priority, stop_token_ids, sampling: Sampling::default() };
         let row = self.scheduler.add(request);
         self.rows.extend(row.clone());
         row.is_ok()

@@ -8,9 +8,11 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 pub(crate) fn to_py(error: &Error) -> PyErr {
     let text = error.to_string();
     match error {
-        Error::Invalid(_) | Error::PromptTooLong { .. } | Error::NeverFits { .. } | Error::NotDue(_) => {
-            PyValueError::new_err(text)
-        }
+        Error::Invalid(_)
+        | Error::Row { .. }
+        | Error::PromptTooLong { .. }
+        | Error::NeverFits { .. }
+        | Error::NotDue(_) => PyValueError::new_err(text),
         Error::Violation(_) | Error::Broken(_) => PyRuntimeError::new_err(text),
     }
 }
@@ -21,6 +23,6 @@ pub(crate) fn of_request(id: &str, error: &Error) -> PyErr {
         Error::PromptTooLong { .. } | Error::NeverFits { .. } | Error::Invalid(_) => {
             PyValueError::new_err(format!("request '{id}': {error}"))
         }
-        Error::NotDue(_) | Error::Violation(_) | Error::Broken(_) => to_py(error),
+        Error::Row { .. } | Error::NotDue(_) | Error::Violation(_) | Error::Broken(_) => to_py(error),
     }
 }

@@ -49,6 +49,7 @@ impl Request {
             max_tokens: self.max_tokens,
             priority: self.priority,
             stop_token_ids: self.stop_token_ids.clone(),
+            sampling: sampling(self.top_k, self.top_p, self.temperature),
         };
         (self.id.clone_ref(py), request)
     }

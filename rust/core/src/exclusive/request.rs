@@ -5,8 +5,7 @@ use super::{ExclusiveScheduler, Finish};
 use crate::ledger::WorstCase;
 use crate::prefix::Content;
 use crate::queue::Ticket;
-use crate::request::{Prompt, Row};
-use crate::step::Step;
+use crate::request::{Prompt, Row, Sampling};
 
 /// A request to add.
 #[derive(Clone, Debug)]
@@ -19,6 +18,8 @@ pub struct NewRequest {
     pub priority: i64,
     /// Tokens that end it.
     pub stop_token_ids: Box<[u32]>,
+    /// For the tensors.
+    pub sampling: Sampling,
 }
 
 /// Where a request stands.
@@ -35,6 +36,7 @@ pub(super) struct Request {
     pub(super) prompt: Prompt,
     pub(super) priority: i64,
     pub(super) stop_token_ids: Box<[u32]>,
+    pub(super) sampling: Sampling,
     /// Outputs, capped.
     pub(super) outputs_max: u32,
     /// Blocks reserved while it runs.
@@ -131,13 +133,5 @@ impl ExclusiveScheduler {
         let outputs = started.map_or(&[][..], |started| &started.outputs);
         let generated = Lane::generated(computed, prompt);
         Some(RequestView { status, computed, generated, outputs, blocks, prompt: &request.prompt })
-    }
-
-    /// The KV blocks of the row at `at` of `step` as they were when it was planned; `None` when the step
-    /// is too old to tell.
-    pub fn step_blocks(&self, step: &Step, at: usize) -> Option<&[u32]> {
-        let started = &self.started[self.requests.get(step.rows[at])?.seat? as usize];
-        let held = self.worst_case.blocks_for(step.computed(at) + step.tokens(at));
-        started.blocks.get(..held as usize)
     }
 }

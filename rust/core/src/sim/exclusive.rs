@@ -6,7 +6,7 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::exclusive::{ExclusiveScheduler, NewRequest, Options, Tokens};
 use crate::phase::Kind;
-use crate::request::Row;
+use crate::request::{Row, Sampling};
 
 pub(super) struct Exclusive {
     scheduler: ExclusiveScheduler,
@@ -29,6 +29,7 @@ impl Engine for Exclusive {
             max_tokens: outputs,
             priority: arrival.priority,
             stop_token_ids: [].into(),
+            sampling: Sampling::default(),
         });
         match added {
             Ok(row) => Ok(Added::Accepted(row, outputs)),

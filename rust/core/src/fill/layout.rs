@@ -1,0 +1,196 @@
+//! Which shapes there are, and which one holds a step.
+
+use crate::bucket::Buckets;
+use crate::config::Config;
+use crate::error::Error;
+
+/// A compiled shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Shape {
+    /// Prompts, one behind the other.
+    Prefill {
+        /// Tokens: a token bucket.
+        tokens: u32,
+    },
+    /// One token a row.
+    Decode {
+        /// Rows: a batch bucket.
+        rows: u32,
+        /// Tokens that each row may look back on, its own included: a context bucket.
+        context: u32,
+    },
+}
+
+/// The compiled shapes of a configuration, and what its tensors have in common.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    pub(super) block_size: u32,
+    pub(super) num_blocks: u32,
+    pub(super) max_model_len: u32,
+    pub(super) prefills_max: u32,
+    pub(super) vocab_size: Option<u32>,
+    token_buckets: Buckets,
+    seqs_buckets: Buckets,
+    context_buckets: Buckets,
+}
+
+impl Layout {
+    /// The layout of a configuration. With context parallelism a slot belongs to one of several devices, which
+    /// these tensors do not tell: refused.
+    pub fn new(config: &Config, vocab_size: Option<u32>) -> Result<Self, Error> {
+        if config.dcp > 1 {
+            return Err(Error::invalid("dcp", config.dcp, "1: the slots of padded inputs are those of one device"));
+        }
+        Ok(Self {
+            block_size: config.block_size,
+            num_blocks: config.num_blocks,
+            max_model_len: config.max_model_len,
+            prefills_max: config.max_prefills_per_batch,
+            vocab_size,
+            token_buckets: config.num_batched_tokens_buckets.clone(),
+            seqs_buckets: config.num_seqs_buckets.clone(),
+            context_buckets: config.decode_context_length_buckets.clone(),
+        })
+    }
+
+    /// All shapes: prefills, then decodes by rows and context, ascending.
+    pub fn shapes(&self) -> impl Iterator<Item = Shape> + '_ {
+        let prefills = self.token_buckets.sizes().iter().map(|&tokens| Shape::Prefill { tokens });
+        let contexts = self.context_buckets.sizes();
+        let decodes = self.seqs_buckets.sizes().iter();
+        prefills
+            .chain(decodes.flat_map(move |&rows| contexts.iter().map(move |&context| Shape::Decode { rows, context })))
+    }
+
+    /// Whether the shape is one of them.
+    pub fn contains(&self, shape: Shape) -> bool {
+        let holds = |buckets: &Buckets, size: u32| buckets.sizes().binary_search(&size).is_ok();
+        match shape {
+            Shape::Prefill { tokens } => holds(&self.token_buckets, tokens),
+            Shape::Decode { rows, context } => holds(&self.seqs_buckets, rows) && holds(&self.context_buckets, context),
+        }
+    }
+
+    /// The smallest shape that holds `tokens` prompt tokens of `rows` requests.
+    pub fn prefill(&self, rows: usize, tokens: u64) -> Result<Shape, Error> {
+        if rows == 0 {
+            return Err(Error::invalid("rows", "none", "at least one"));
+        }
+        if rows > self.prefills_max as usize {
+            let most = format!("at most max_prefills_per_batch = {}", self.prefills_max);
+            return Err(Error::invalid("rows", format!("{rows} prompts"), most));
+        }
+        let last = self.token_buckets.last();
+        let fit = u32::try_from(tokens).ok().and_then(|tokens| self.token_buckets.fit(tokens).ok());
+        fit.map(|tokens| Shape::Prefill { tokens }).ok_or_else(|| {
+            Error::invalid("rows", format!("{tokens} tokens"), format!("at most the last token bucket, {last}"))
+        })
+    }
+
+    /// The smallest shape that holds `rows` rows, each looking back on at most `context` tokens; with `bucket`,
+    /// the one of that context bucket.
+    pub fn decode(&self, rows: usize, context: u64, bucket: Option<i64>) -> Result<Shape, Error> {
+        if rows == 0 {
+            return Err(Error::invalid("rows", "none", "at least one"));
+        }
+        let last = self.seqs_buckets.last();
+        let fit = u32::try_from(rows).ok().and_then(|rows| self.seqs_buckets.fit(rows).ok());
+        let rows = fit.ok_or_else(|| {
+            Error::invalid("rows", format!("{rows} rows"), format!("at most the last batch bucket, {last}"))
+        })?;
+        Ok(Shape::Decode { rows, context: self.context(context, bucket)? })
+    }
+
+    /// The smallest context bucket for `context` tokens, or `bucket`, which must be one and hold them.
+    pub fn context(&self, context: u64, bucket: Option<i64>) -> Result<u32, Error> {
+        let sizes = self.context_buckets.sizes();
+        let Some(bucket) = bucket else {
+            let fit = u32::try_from(context).ok().and_then(|context| self.context_buckets.fit(context).ok());
+            return fit.ok_or_else(|| {
+                let most = format!("at most max_model_len = {}", self.max_model_len);
+                Error::invalid("rows", format!("a context of {context} tokens"), most)
+            });
+        };
+        let found = u32::try_from(bucket).ok().filter(|size| sizes.binary_search(size).is_ok());
+        found.filter(|&size| u64::from(size) >= context).ok_or_else(|| {
+            Error::invalid("context_bucket", bucket, format!("one of {sizes:?} that holds {context} tokens"))
+        })
+    }
+
+    /// Most prompts of a prefill.
+    pub fn prefills_max(&self) -> u32 {
+        self.prefills_max
+    }
+
+    /// Columns of a block table of the shape: of a prefill, blocks of the longest sequence.
+    pub fn table_width(&self, shape: Shape) -> u32 {
+        match shape {
+            Shape::Prefill { .. } => self.max_model_len.div_ceil(self.block_size),
+            Shape::Decode { context, .. } => context.div_ceil(self.block_size),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::config::RawConfig;
+
+    pub(in super::super) fn layout(change: impl FnOnce(&mut RawConfig)) -> Layout {
+        let mut raw = RawConfig {
+            max_num_seqs: Some(8),
+            max_num_batched_tokens: Some(512),
+            max_model_len: Some(1024),
+            block_size: Some(64),
+            num_blocks: Some(32),
+            ..RawConfig::default()
+        };
+        change(&mut raw);
+        Layout::new(&Config::resolve(&raw).unwrap(), Some(1000)).unwrap()
+    }
+
+    #[test]
+    fn b03_no_shape_but_those_of_the_buckets() {
+        let layout = layout(|raw| raw.max_model_len = Some(317));
+        let prefills: Vec<Shape> = layout.shapes().take_while(|shape| matches!(shape, Shape::Prefill { .. })).collect();
+        assert_eq!(prefills, [128, 256, 317].map(|tokens| Shape::Prefill { tokens }));
+        assert_eq!(layout.prefill(1, 300), Ok(Shape::Prefill { tokens: 317 }));
+        assert_eq!(
+            layout.prefill(1, 318).unwrap_err().to_string(),
+            "rows: 318 tokens: expected at most the last token bucket, 317"
+        );
+        assert!(layout.shapes().all(|shape| layout.contains(shape)));
+        assert!(!layout.contains(Shape::Prefill { tokens: 512 }));
+    }
+
+    #[test]
+    fn contexts_are_the_smallest_that_hold_the_longest_row() {
+        let layout = layout(|raw| raw.decode_context_length_buckets = Some(vec![128, 512]));
+        let decode = |rows, context, bucket| layout.decode(rows, context, bucket);
+        assert_eq!(decode(3, 128, None), Ok(Shape::Decode { rows: 4, context: 128 }));
+        assert_eq!(decode(3, 129, None), Ok(Shape::Decode { rows: 4, context: 512 }));
+        assert_eq!(decode(8, 513, None), Ok(Shape::Decode { rows: 8, context: 1024 }));
+        assert_eq!(decode(1, 100, Some(512)), Ok(Shape::Decode { rows: 1, context: 512 }));
+        assert_eq!(layout.table_width(Shape::Decode { rows: 1, context: 512 }), 8);
+        assert!(decode(9, 1, None).is_err() && decode(0, 1, None).is_err() && decode(1, 1025, None).is_err());
+        for bucket in [129, 256, -1, 128] {
+            let refused = decode(1, 129, Some(bucket)).unwrap_err().to_string();
+            let expected = "expected one of [128, 512, 1024] that holds 129 tokens";
+            assert_eq!(refused, format!("context_bucket: {bucket}: {expected}"));
+        }
+    }
+
+    #[test]
+    fn context_parallelism_is_refused() {
+        let raw = RawConfig {
+            max_num_seqs: Some(1),
+            max_num_batched_tokens: Some(512),
+            max_model_len: Some(512),
+            block_size: Some(64),
+            num_blocks: Some(8),
+            dcp: Some(2),
+            ..RawConfig::default()
+        };
+        assert!(Layout::new(&Config::resolve(&raw).unwrap(), None).unwrap_err().to_string().starts_with("dcp: 2: "));
+    }
+}
