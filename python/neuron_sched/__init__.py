@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from neuron_sched._native import Buckets, NeuronConfig, __version__, build_info
+from neuron_sched.runner import Batch, DecodeRow, PaddedInputs, PrefillRow
 from neuron_sched.scheduler import (
     BucketScheduler,
     Explanation,
@@ -20,11 +21,15 @@ if TYPE_CHECKING:
 
 # Without the vLLM classes: `import *` must work where there is no vLLM.
 __all__ = [
+    "Batch",
     "BucketScheduler",
     "Buckets",
+    "DecodeRow",
     "Explanation",
     "NeuronConfig",
     "Outcome",
+    "PaddedInputs",
+    "PrefillRow",
     "Req",
     "Request",
     "RequestState",

@@ -1,8 +1,13 @@
 """Native half of `neuron_sched`. Use the names that the package exports."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Literal, SupportsIndex, TypedDict, final, overload, type_check_only
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuron_sched.runner import DecodeRow, PrefillRow
 
 __version__: str
 
@@ -610,6 +615,150 @@ class BucketScheduler:
     @property
     def reserved_blocks(self) -> int:
         """KV blocks that running requests may need at worst."""
+
+@final
+class Batch:
+    """The arrays of one step, in a compiled shape.
+
+    `T` is the token bucket, `P` `max_prefills_per_batch`, `B` the batch bucket, `W` the blocks of the longest sequence,
+    `Wc` those of the context bucket. The arrays belong to the `PaddedInputs` that filled them: a later fill of the same
+    shape (with `buffers=n`, the n-th later one) writes into the same memory, and this batch then shows that step.
+    Whoever keeps one longer takes a `copy()`.
+    """
+
+    @property
+    def kind(self) -> Literal["prefill", "decode"]:
+        """`"prefill"` or `"decode"`."""
+
+    @property
+    def shape(self) -> tuple[str, int] | tuple[str, int, int]:
+        """The key of the compiled graph: `("prefill", tokens)` or `("decode", rows, context)`."""
+
+    @property
+    def request_ids(self) -> tuple[str | None, ...]:
+        """The requests of the real rows, in batch order."""
+
+    @property
+    def num_real_tokens(self) -> int:
+        """Real tokens of a prefill, real rows of a decode step."""
+
+    @property
+    def num_padded_tokens(self) -> int:
+        """The compiled size: tokens of a prefill, rows of a decode step, padding included."""
+
+    @property
+    def input_ids(self) -> NDArray[np.int32]:
+        """Token ids, int32 [T] or [B]; padding 0."""
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """Positions in the sequence, int64, as `input_ids`; padding of a prefill repeats the last, of a decode is 0."""
+
+    @property
+    def slot_mapping(self) -> NDArray[np.int64]:
+        """KV slots to write, int64, as `input_ids`: block id * block size + offset; padding -1, which is no index.
+
+        numpy and torch would take -1 for the last slot: whatever writes must leave those tokens out.
+        """
+
+    @property
+    def block_table(self) -> NDArray[np.int32]:
+        """KV blocks of each row in order of position, int32 [P, W] or [B, Wc]; padding -1."""
+
+    @property
+    def cached_seq_len(self) -> NDArray[np.int32] | None:
+        """Tokens of each prompt that were computed before, int32 [P, 1]; padding 0. None for a decode step."""
+
+    @property
+    def cu_seqlens(self) -> NDArray[np.int32] | None:
+        """Where each prompt starts, and the end, int32 [P + 1]; padding repeats the end. None for a decode step."""
+
+    @property
+    def context_lens(self) -> NDArray[np.int32] | None:
+        """Tokens that each row looks back on, its own included, int32 [B]; padding 0. None for a prefill."""
+
+    @property
+    def logits_index(self) -> NDArray[np.int64]:
+        """Where the last token of each row is in `input_ids`, int64 [P] or [B]; padding repeats the last."""
+
+    @property
+    def sampling_params(self) -> NDArray[np.float32]:
+        """`top_k`, `top_p`, `temperature` of each row, float32 [P, 3] or [B, 3]; padding -1, 1, 0."""
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays that are there, by name, in the order in which a graph takes them; a new dict."""
+
+    def torch(self) -> dict[str, Any]:
+        """As `arrays()`, but torch tensors, which share the memory; ImportError without torch."""
+
+    def copy(self) -> Batch:
+        """The same in memory of its own, which no fill writes to."""
+
+@final
+class PaddedInputs:
+    """Turns steps into arrays of compiled shapes, in memory that it uses again.
+
+    The shapes are those of the configuration's buckets and no others. `buffers` is how many steps of a shape may be in
+    flight at once. With `vocab_size`, token ids from there on are refused. Whatever is refused writes nothing; it is a
+    ValueError, or a TypeError for a value of a wrong type, and names the row or the request. For one thread at a time.
+
+    >>> config = NeuronConfig(
+    ...     max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=4096, block_size=64, num_blocks=64
+    ... )
+    >>> inputs = PaddedInputs(config)
+    >>> batch = inputs.decode([DecodeRow(token_id=5, position=100, block_ids=[10, 15, 22])])
+    >>> batch
+    <Batch ('decode', 1, 4096): 1 of 1>
+    >>> batch.slot_mapping, batch.context_lens
+    (array([996]), array([101], dtype=int32))
+    """
+
+    def __new__(cls, config: NeuronConfig, *, buffers: int = 1, vocab_size: int | None = None) -> PaddedInputs: ...
+    def fill(
+        self,
+        step: Step,
+        tokens: Sequence[int | None] | Callable[[list[str]], Sequence[int]] | None = None,
+        *,
+        context_bucket: int | None = None,
+    ) -> Batch:
+        """The arrays of a `BucketScheduler` step, while it is readable.
+
+        `tokens` are for decode rows whose token the scheduler does not know, as of a step planned ahead: one entry a
+        row, a token id or None; or a callable that is given the ids of those requests and returns their token ids.
+        `context_bucket` asks for a larger context bucket than the rows need.
+
+        ValueError for an idle step, a step of another configuration or one that is too old, and for a request whose
+        token ids are not known.
+        """
+
+    def prefill(self, rows: Iterable[PrefillRow]) -> Batch:
+        """The arrays of a prefill of these rows, for callers with a scheduler of their own.
+
+        ValueError, naming row and value, for a position of `max_model_len` or more, blocks that do not hold the row's
+        positions or are more than the longest sequence takes, a block id outside 1 to `num_blocks` or twice in a row,
+        more rows than `max_prefills_per_batch`, and more tokens than the last bucket.
+        """
+
+    def decode(self, rows: Iterable[DecodeRow], context_bucket: int | None = None) -> Batch:
+        """The arrays of a decode step of these rows, for callers with a scheduler of their own.
+
+        ValueError as in `prefill`, and for more rows than the last batch bucket. `context_bucket` as in `fill`.
+        """
+
+    def dummy(self, shape: tuple[str, int] | tuple[str, int, int]) -> Batch:
+        """The arrays of a step without any request: nothing but padding, which writes nothing to the KV cache.
+
+        For warm-up, and for a rank that has nothing to do while others run a step. ValueError for a shape that is not
+        among `shapes`.
+        """
+
+    @property
+    def config(self) -> NeuronConfig:
+        """The configuration that it was made with."""
+
+    @property
+    def shapes(self) -> tuple[tuple[str, int] | tuple[str, int, int], ...]:
+        """Every compiled shape: prefills, then decodes by rows and context, ascending."""
 
 @final
 class Gate:

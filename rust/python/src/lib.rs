@@ -4,9 +4,11 @@
 mod config;
 mod count;
 mod error;
+mod fill;
 mod gate;
 mod guard;
 mod mixed;
+mod read;
 mod request;
 mod scheduler;
 mod simulate;
@@ -24,6 +26,8 @@ mod _native {
     use super::build_info;
     #[pymodule_export]
     use super::config::{Buckets, NeuronConfig};
+    #[pymodule_export]
+    use super::fill::{Batch, PaddedInputs};
     #[pymodule_export]
     use super::gate::Gate;
     #[pymodule_export]

@@ -1,16 +1,13 @@
 //! `Request`: what a caller asks for, and `RequestState`: how it stands.
 
-use neuron_sched_core::config::TOKENS_MAX;
 use neuron_sched_core::exclusive::{NewRequest, RequestView, Status};
 use neuron_sched_core::request::{Prompt, UNKNOWN_TOKEN};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyFloat, PyList, PyString, PyTuple};
+use pyo3::types::{PyList, PyString, PyTuple};
 
-use crate::value::{plain, sequence_len, shown, whole};
-
-/// Most ids of one prompt: more than any model takes, and a quarter of a gigabyte.
-const IDS_MAX: usize = 1 << 26;
+use crate::read::{Read, sampling};
+use crate::value::{shown, whole};
 
 /// A request for `BucketScheduler`; an immutable value.
 ///
@@ -82,22 +79,18 @@ impl Request {
         };
         // A plain str: a subclass could run code of its own while the scheduler is locked.
         let id = PyString::new(py, text).unbind();
-        let read = Read { id: text };
-        let max_tokens = read.count("max_tokens", max_tokens, 1..=TOKENS_MAX.into())?;
+        let read = Read::new(format!("request '{text}': "));
         Ok(Self {
             id,
-            prompt: read.prompt(prompt)?,
-            max_tokens: u32::try_from(max_tokens).expect("in range"),
+            prompt: read_prompt(&read, prompt)?,
+            max_tokens: read.number("max_tokens", max_tokens, 1)?,
             priority: priority.map_or(Ok(0), |value| read.count("priority", value, i64::MIN..=i64::MAX))?,
             stop_token_ids: stop_token_ids
-                .map_or_else(|| Ok(Box::default()), |ids| read.ids("stop_token_ids", ids, "a sequence of token ids"))?,
-            top_k: top_k.map_or(Ok(-1), |value| read.count("top_k", value, -1..=TOKENS_MAX.into()))?,
-            top_p: top_p.map_or(Ok(1.0), |value| {
-                read.real("top_p", value, "a number above 0, at most 1", |p| p > 0.0 && p <= 1.0)
-            })?,
-            temperature: temperature.map_or(Ok(0.0), |value| {
-                read.real("temperature", value, "a finite number from 0", |t| t >= 0.0 && t.is_finite())
-            })?,
+                .map_or_else(|| Ok(Vec::new()), |ids| read.ids("stop_token_ids", ids, "a sequence of token ids"))?
+                .into(),
+            top_k: top_k.map_or(Ok(-1), |value| read.top_k(value))?,
+            top_p: top_p.map_or(Ok(1.0), |value| read.top_p(value))?,
+            temperature: temperature.map_or(Ok(0.0), |value| read.temperature(value))?,
         })
     }
 
@@ -122,73 +115,15 @@ impl Request {
     }
 }
 
-/// Reads the fields of the request with that name.
-struct Read<'a> {
-    id: &'a str,
-}
-
-impl Read<'_> {
-    fn type_error(&self, field: &str, value: &Bound<'_, PyAny>, expected: &str) -> PyErr {
-        PyTypeError::new_err(format!("request '{}': {field}: {}: expected {expected}", self.id, shown(value)))
+fn read_prompt(read: &Read, value: &Bound<'_, PyAny>) -> PyResult<Prompt> {
+    if whole(value).is_some() {
+        return read.number("prompt", value, 1).map(Prompt::Length);
     }
-
-    fn value_error(&self, field: &str, value: &str, expected: &str) -> PyErr {
-        PyValueError::new_err(format!("request '{}': {field}: {value}: expected {expected}", self.id))
+    let ids = read.ids("prompt", value, "a number of tokens, or a sequence of token ids")?;
+    if ids.is_empty() {
+        return Err(read.value_error("prompt", "no tokens", "at least one token"));
     }
-
-    fn count(&self, field: &str, value: &Bound<'_, PyAny>, range: std::ops::RangeInclusive<i64>) -> PyResult<i64> {
-        let expected = format!("a whole number from {} to {}", range.start(), range.end());
-        let Some(number) = whole(value) else {
-            return Err(self.type_error(field, value, &expected));
-        };
-        let read = number.extract::<i64>().ok().filter(|count| range.contains(count));
-        read.ok_or_else(|| self.value_error(field, &shown(value), &expected))
-    }
-
-    fn real(
-        &self,
-        field: &str,
-        value: &Bound<'_, PyAny>,
-        expected: &str,
-        right: impl Fn(f64) -> bool,
-    ) -> PyResult<f64> {
-        if whole(value).is_none() && !value.is_instance_of::<PyFloat>() {
-            return Err(self.type_error(field, value, expected));
-        }
-        let read = value.extract::<f64>().ok().filter(|&real| right(real));
-        read.ok_or_else(|| self.value_error(field, &shown(value), expected))
-    }
-
-    fn prompt(&self, value: &Bound<'_, PyAny>) -> PyResult<Prompt> {
-        if whole(value).is_some() {
-            let length = self.count("prompt", value, 1..=TOKENS_MAX.into())?;
-            return Ok(Prompt::Length(u32::try_from(length).expect("in range")));
-        }
-        let ids = self.ids("prompt", value, "a number of tokens, or a sequence of token ids")?;
-        if ids.is_empty() {
-            return Err(self.value_error("prompt", "no tokens", "at least one token"));
-        }
-        Ok(Prompt::Tokens(ids))
-    }
-
-    fn ids(&self, field: &str, value: &Bound<'_, PyAny>, expected: &str) -> PyResult<Box<[u32]>> {
-        let count = sequence_len(value).ok_or_else(|| self.type_error(field, value, expected))?;
-        if count > IDS_MAX {
-            return Err(self.value_error(field, &format!("{count} ids"), &format!("at most {IDS_MAX}")));
-        }
-        let mut ids = Vec::with_capacity(count);
-        // No further than its length, whatever its iterator would go on to give.
-        for (at, item) in value.try_iter()?.enumerate().take(count) {
-            let item = item?;
-            if let Some(id) = plain(&item).filter(|&id| id <= TOKENS_MAX) {
-                ids.push(id);
-                continue;
-            }
-            let id = self.count(&format!("{field}[{at}]"), &item, 0..=TOKENS_MAX.into())?;
-            ids.push(u32::try_from(id).expect("in range"));
-        }
-        Ok(ids.into())
-    }
+    Ok(Prompt::Tokens(ids.into()))
 }
 
 /// How a request stood when `BucketScheduler.request` was called: counts are those of the last completed step.

@@ -86,7 +86,7 @@ pub(crate) struct BucketScheduler {
     batch: Mutex<Option<Arc<Batch>>>,
     /// The configuration that it was made with.
     #[pyo3(get)]
-    config: Py<NeuronConfig>,
+    pub(crate) config: Py<NeuronConfig>,
 }
 
 impl BucketScheduler {
@@ -95,7 +95,8 @@ impl BucketScheduler {
         self.named.with(|named| named.core.step_blocks(step, at).map(<[u32]>::to_vec))
     }
 
-    fn read<T>(&self, f: impl FnOnce(&ExclusiveScheduler) -> T) -> PyResult<T> {
+    /// Calls `f` with the core, and so must not run Python code.
+    pub(crate) fn read<T>(&self, f: impl FnOnce(&ExclusiveScheduler) -> T) -> PyResult<T> {
         self.named.with(|named| f(&named.core))
     }
 
@@ -267,7 +268,7 @@ impl BucketScheduler {
 
 /// The tokens of a step of `rows` rows: one entry a row, an id or None. An entry too many is read, so that
 /// it is refused, but no more.
-fn read_tokens(tokens: &Bound<'_, PyAny>, rows: usize) -> PyResult<Vec<Option<u32>>> {
+pub(crate) fn read_tokens(tokens: &Bound<'_, PyAny>, rows: usize) -> PyResult<Vec<Option<u32>>> {
     let fault = |at: usize, token: &Bound<'_, PyAny>| {
         format!("tokens[{at}]: {}: expected a token id from 0 to {TOKENS_MAX}, or None", shown(token))
     };

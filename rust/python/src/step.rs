@@ -36,6 +36,16 @@ impl Batch {
         })
     }
 
+    /// The names, in batch order.
+    pub(crate) fn ids(&self, py: Python<'_>) -> Py<PyTuple> {
+        self.ids.clone_ref(py)
+    }
+
+    /// The name of the row at `at`.
+    pub(crate) fn id(&self, py: Python<'_>, at: usize) -> String {
+        self.ids.bind(py).get_item(at).map_or_else(|_| String::new(), |id| id.to_string())
+    }
+
     fn dict<'py>(&self, py: Python<'py>, value: impl Fn(usize) -> u32) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
         self.fill(&dict, value)?;

@@ -6,7 +6,7 @@ use crate::request::{Prompt, Row, Sampling, UNKNOWN_TOKEN};
 use crate::step::Step;
 
 /// A row of a decode step, found again.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Found {
     seat: u32,
     token: u32,

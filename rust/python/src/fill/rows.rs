@@ -1,0 +1,90 @@
+//! Rows as callers with a scheduler of their own give them: whatever has the attributes of `PrefillRow` or `DecodeRow`.
+
+use neuron_sched_core::fill;
+use neuron_sched_core::request::Sampling;
+use pyo3::exceptions::{PyAttributeError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::read::{Read, sampling};
+use crate::value::shown;
+
+/// A `PrefillRow` as it was read.
+pub(super) struct PrefillRow {
+    tokens: Vec<u32>,
+    start: u32,
+    blocks: Vec<u32>,
+    sampling: Sampling,
+}
+
+impl PrefillRow {
+    pub(super) fn read(read: &Read, row: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Ok(Self {
+            tokens: read.ids("token_ids", &row.getattr("token_ids")?, "a sequence of token ids")?,
+            start: read.number("start", &row.getattr("start")?, 0)?,
+            blocks: read.ids("block_ids", &row.getattr("block_ids")?, "a sequence of block ids")?,
+            sampling: read_sampling(read, row)?,
+        })
+    }
+
+    pub(super) fn borrow(&self) -> fill::PrefillRow<'_> {
+        let Self { tokens, start, blocks, sampling } = self;
+        fill::PrefillRow { tokens, start: *start, blocks, sampling: *sampling }
+    }
+}
+
+/// A `DecodeRow` as it was read.
+pub(super) struct DecodeRow {
+    token: u32,
+    position: u32,
+    blocks: Vec<u32>,
+    sampling: Sampling,
+    drafts: u32,
+}
+
+impl DecodeRow {
+    pub(super) fn read(read: &Read, row: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Ok(Self {
+            token: read.number("token_id", &row.getattr("token_id")?, 0)?,
+            position: read.number("position", &row.getattr("position")?, 0)?,
+            blocks: read.ids("block_ids", &row.getattr("block_ids")?, "a sequence of block ids")?,
+            sampling: read_sampling(read, row)?,
+            drafts: read.number("draft_tokens", &row.getattr("draft_tokens")?, 0)?,
+        })
+    }
+
+    pub(super) fn borrow(&self) -> fill::DecodeRow<'_> {
+        let Self { token, position, blocks, sampling, drafts } = self;
+        fill::DecodeRow { token: *token, position: *position, blocks, sampling: *sampling, drafts: *drafts }
+    }
+}
+
+fn read_sampling(read: &Read, row: &Bound<'_, PyAny>) -> PyResult<Sampling> {
+    let top_k = read.top_k(&row.getattr("top_k")?)?;
+    let top_p = read.top_p(&row.getattr("top_p")?)?;
+    Ok(sampling(top_k, top_p, read.temperature(&row.getattr("temperature")?)?))
+}
+
+/// The rows of a list, which should be of `class`, and the names that they bear.
+pub(super) fn read_rows<R>(
+    rows: &Bound<'_, PyAny>,
+    class: &str,
+    read: impl Fn(&Read, &Bound<'_, PyAny>) -> PyResult<R>,
+) -> PyResult<(Vec<R>, Py<PyTuple>)> {
+    let py = rows.py();
+    let type_error = || PyTypeError::new_err(format!("rows: {}: expected a list of rows", shown(rows)));
+    let items = rows.try_iter().map_err(|_| type_error())?.collect::<PyResult<Vec<_>>>()?;
+    let mut ids = Vec::with_capacity(items.len());
+    let mut values = Vec::with_capacity(items.len());
+    for (at, row) in items.iter().enumerate() {
+        let value = read(&Read::new(format!("rows[{at}].")), row).map_err(|error| {
+            if !error.is_instance_of::<PyAttributeError>(py) {
+                return error;
+            }
+            PyTypeError::new_err(format!("rows[{at}]: {}: expected a {class}", shown(row)))
+        });
+        values.push(value?);
+        ids.push(row.getattr("request_id")?);
+    }
+    Ok((values, PyTuple::new(py, ids)?.unbind()))
+}

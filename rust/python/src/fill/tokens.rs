@@ -1,0 +1,73 @@
+//! Token ids that a caller of a fill hands in, where nobody else knows them yet.
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use crate::scheduler::read_tokens;
+use crate::value::shown;
+
+/// What was given as `tokens`.
+pub(crate) enum Given<'py> {
+    Nothing,
+    /// One entry a row.
+    List(Bound<'py, PyAny>),
+    /// Is asked for those that are not known.
+    Callable(Bound<'py, PyAny>),
+}
+
+impl<'py> Given<'py> {
+    pub(crate) fn read(tokens: Option<&Bound<'py, PyAny>>) -> Self {
+        let Some(tokens) = tokens.filter(|tokens| !tokens.is_none()) else { return Self::Nothing };
+        let tokens = tokens.clone();
+        if tokens.is_callable() { Self::Callable(tokens) } else { Self::List(tokens) }
+    }
+
+    /// Refuses a list where all is known.
+    pub(crate) fn refuse_list(&self, why: &str) -> PyResult<()> {
+        match self {
+            Self::List(tokens) => {
+                Err(PyValueError::new_err(format!("tokens: {}: expected None: {why}", shown(tokens))))
+            }
+            Self::Nothing | Self::Callable(_) => Ok(()),
+        }
+    }
+
+    /// The entries by row, `None` where there is none. A callable is called only when a row is unknown.
+    pub(crate) fn resolve<N: std::fmt::Display>(
+        &self,
+        py: Python<'_>,
+        rows: usize,
+        id: &impl Fn(usize) -> N,
+        unknown: impl Fn(usize) -> PyResult<bool>,
+    ) -> PyResult<Option<Vec<Option<u32>>>> {
+        match self {
+            Self::Nothing => Ok(None),
+            Self::List(tokens) => entries(tokens, rows).map(Some),
+            Self::Callable(ask) => {
+                let places: Vec<usize> = (0..rows)
+                    .filter_map(|at| unknown(at).map(|is| is.then_some(at)).transpose())
+                    .collect::<PyResult<_>>()?;
+                if places.is_empty() {
+                    return Ok(None);
+                }
+                let ids = PyList::new(py, places.iter().map(|&at| id(at).to_string()))?;
+                let told = entries(&ask.call1((ids,))?, places.len())?;
+                let mut given = vec![None; rows];
+                for (at, token) in places.into_iter().zip(told) {
+                    given[at] = token;
+                }
+                Ok(Some(given))
+            }
+        }
+    }
+}
+
+fn entries(tokens: &Bound<'_, PyAny>, rows: usize) -> PyResult<Vec<Option<u32>>> {
+    let entries = read_tokens(tokens, rows)?;
+    if entries.len() != rows {
+        let given = if entries.len() > rows { tokens.len()? } else { entries.len() };
+        return Err(PyValueError::new_err(format!("tokens: {given} entries: expected one for each of {rows} rows")));
+    }
+    Ok(entries)
+}

@@ -1,0 +1,113 @@
+//! The fields of a request or a row as Python gives them, each fault named.
+
+use std::ops::RangeInclusive;
+
+use neuron_sched_core::config::TOKENS_MAX;
+use neuron_sched_core::request::Sampling;
+use numpy::{Element, PyArray1, PyArrayMethods};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyFloat;
+
+use crate::value::{plain, sequence_len, shown, whole};
+
+/// Most ids of one sequence: more than any model takes, and a quarter of a gigabyte.
+const IDS_MAX: usize = 1 << 26;
+
+/// Reads the fields of something whose name messages begin with: `"request 'a': "`, `"rows[3]."`.
+pub(crate) struct Read {
+    whose: String,
+}
+
+impl Read {
+    pub(crate) fn new(whose: String) -> Self {
+        Self { whose }
+    }
+
+    pub(crate) fn type_error(&self, field: &str, value: &Bound<'_, PyAny>, expected: &str) -> PyErr {
+        PyTypeError::new_err(format!("{}{field}: {}: expected {expected}", self.whose, shown(value)))
+    }
+
+    pub(crate) fn value_error(&self, field: &str, value: &str, expected: &str) -> PyErr {
+        PyValueError::new_err(format!("{}{field}: {value}: expected {expected}", self.whose))
+    }
+
+    pub(crate) fn count(&self, field: &str, value: &Bound<'_, PyAny>, range: RangeInclusive<i64>) -> PyResult<i64> {
+        let expected = format!("a whole number from {} to {}", range.start(), range.end());
+        let Some(number) = whole(value) else {
+            return Err(self.type_error(field, value, &expected));
+        };
+        let read = number.extract::<i64>().ok().filter(|count| range.contains(count));
+        read.ok_or_else(|| self.value_error(field, &shown(value), &expected))
+    }
+
+    /// A count of tokens, an id or a position.
+    pub(crate) fn number(&self, field: &str, value: &Bound<'_, PyAny>, least: u32) -> PyResult<u32> {
+        if let Some(number) = plain(value).filter(|number| (least..=TOKENS_MAX).contains(number)) {
+            return Ok(number);
+        }
+        let number = self.count(field, value, least.into()..=TOKENS_MAX.into())?;
+        Ok(u32::try_from(number).expect("in range"))
+    }
+
+    pub(crate) fn top_k(&self, value: &Bound<'_, PyAny>) -> PyResult<i64> {
+        self.count("top_k", value, -1..=TOKENS_MAX.into())
+    }
+
+    pub(crate) fn top_p(&self, value: &Bound<'_, PyAny>) -> PyResult<f64> {
+        self.real("top_p", value, "a number above 0, at most 1", |p| p > 0.0 && p <= 1.0)
+    }
+
+    pub(crate) fn temperature(&self, value: &Bound<'_, PyAny>) -> PyResult<f64> {
+        self.real("temperature", value, "a finite number from 0", |t| t >= 0.0 && t.is_finite())
+    }
+
+    fn real(
+        &self,
+        field: &str,
+        value: &Bound<'_, PyAny>,
+        expected: &str,
+        right: impl Fn(f64) -> bool,
+    ) -> PyResult<f64> {
+        if whole(value).is_none() && !value.is_instance_of::<PyFloat>() {
+            return Err(self.type_error(field, value, expected));
+        }
+        let read = value.extract::<f64>().ok().filter(|&real| right(real));
+        read.ok_or_else(|| self.value_error(field, &shown(value), expected))
+    }
+
+    /// Ids in a sequence or an array of one dimension; `expected` says what of.
+    pub(crate) fn ids(&self, field: &str, value: &Bound<'_, PyAny>, expected: &str) -> PyResult<Vec<u32>> {
+        let count = sequence_len(value).ok_or_else(|| self.type_error(field, value, expected))?;
+        if count > IDS_MAX {
+            return Err(self.value_error(field, &format!("{count} ids"), &format!("at most {IDS_MAX}")));
+        }
+        if let Some(ids) = from_array::<i32>(value).or_else(|| from_array::<i64>(value)) {
+            return Ok(ids);
+        }
+        let mut ids = Vec::with_capacity(count);
+        // No further than its length, whatever its iterator would go on to give.
+        for (at, item) in value.try_iter()?.enumerate().take(count) {
+            let item = item?;
+            let Some(id) = plain(&item).filter(|&id| id <= TOKENS_MAX) else {
+                ids.push(self.number(&format!("{field}[{at}]"), &item, 0)?);
+                continue;
+            };
+            ids.push(id);
+        }
+        Ok(ids)
+    }
+}
+
+/// What is asked of the sampler, as the tensors have it.
+#[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "the tensor is of float32")]
+pub(crate) fn sampling(top_k: i64, top_p: f64, temperature: f64) -> Sampling {
+    Sampling { top_k: top_k as f32, top_p: top_p as f32, temperature: temperature as f32 }
+}
+
+/// The ids of an array, unless there is a wrong one among them, which is then looked for item by item.
+fn from_array<T: Element + Copy + TryInto<u32>>(value: &Bound<'_, PyAny>) -> Option<Vec<u32>> {
+    let array = value.cast::<PyArray1<T>>().ok()?.try_readonly().ok()?;
+    let items = array.as_array();
+    items.iter().map(|&id| id.try_into().ok().filter(|&id| id <= TOKENS_MAX)).collect()
+}
