@@ -3,12 +3,16 @@
 //! `hot CASE` prepares everything first; only what happens inside [`measured`] is counted, so that a count
 //! moves when the core moves and not when the preparation does.
 
+#[path = "../tests/support/mod.rs"]
+mod support;
+
 use std::hint::black_box;
 
 use neuron_sched_core::bucket::Buckets;
 use neuron_sched_core::config::{Config, RawConfig};
 use neuron_sched_core::cost::Cost;
 use neuron_sched_core::exclusive::{ExclusiveScheduler, NewRequest, Options, Tokens};
+use neuron_sched_core::fill::{Layout, Shape};
 use neuron_sched_core::mixed::{MixedScheduler, NewMixed};
 use neuron_sched_core::phase::Kind;
 use neuron_sched_core::queue::{Policy, Queue};
@@ -38,6 +42,8 @@ fn main() {
         "queue_priority" => queue(Policy::Priority),
         "exclusive_decode" => exclusive_decode(),
         "exclusive_drain" => exclusive_drain(),
+        "fill_decode" => fill_decode(),
+        "fill_prefill" => fill_prefill(),
         "mixed_decode" => mixed_decode(),
         "mixed_drain" => mixed_drain(),
         "replay_exclusive" => replay_workload(Scheduler::Bucket),
@@ -120,6 +126,60 @@ fn exclusive_drain() {
         while exclusive_step(&mut scheduler) != Kind::Idle {}
     });
     assert_eq!(scheduler.num_waiting(), 0);
+}
+
+/// Adds requests whose tokens are known.
+fn told_add(scheduler: &mut ExclusiveScheduler, lengths: impl Iterator<Item = u32>) {
+    for length in lengths {
+        let request = NewRequest {
+            prompt: Prompt::Tokens((0..length).collect()),
+            max_tokens: 10,
+            priority: 0,
+            stop_token_ids: Box::default(),
+            sampling: Sampling::default(),
+        };
+        scheduler.add(request).expect("a request that fits");
+    }
+}
+
+/// The tensors of a prompt of 4,000 tokens.
+fn fill_prefill() {
+    let config = config(1);
+    let mut scheduler = ExclusiveScheduler::new(&config);
+    told_add(&mut scheduler, [4000].into_iter());
+    let step = scheduler.schedule(Options::default()).expect("a step");
+    let step = step.clone();
+    let layout = Layout::new(&config, None).expect("a layout");
+    let mut memory = support::Memory::new(&layout, Shape::Prefill { tokens: step.padded_tokens() });
+    let fill = |_| memory.prefill().write(&layout, [scheduler.prefill_row(&step, 0).expect("a readable step")]);
+    measured(|| (0..STEPS).for_each(fill));
+    assert_eq!((memory.small[0][3999], memory.wide[1][4000]), (3999, -1));
+}
+
+/// The tensors of all requests, with tables of 128 blocks that are half full on average.
+fn fill_decode() {
+    let config = config(RUNNING);
+    let mut scheduler = ExclusiveScheduler::new(&config);
+    told_add(&mut scheduler, (0..RUNNING).map(|i| 1 + i * 37 % 4000));
+    let step = loop {
+        let step = scheduler.schedule(Options::default()).expect("a step").clone();
+        if step.kind() == Kind::Decode {
+            break step;
+        }
+        let tokens: Vec<Option<u32>> = (0..step.rows().len()).map(|at| step.emits(at).then_some(5)).collect();
+        scheduler.complete(step.id(), Tokens::Given(&tokens)).expect("a completion");
+    };
+    let layout = Layout::new(&config, None).expect("a layout");
+    let mut memory = support::Memory::new(&layout, Shape::Decode { rows: RUNNING, context: 4096 });
+    let mut found = Vec::with_capacity(RUNNING as usize);
+    let fill = |_| {
+        found.clear();
+        let find = |at| scheduler.find_decode(&step, at, None).expect("a known token");
+        found.extend((0..step.rows().len()).map(find));
+        memory.decode().write(&layout, scheduler.decode_rows(&step, &found));
+    };
+    measured(|| (0..STEPS).for_each(fill));
+    assert_eq!(memory.small[0], [5; RUNNING as usize]);
 }
 
 fn mixed() -> MixedScheduler {

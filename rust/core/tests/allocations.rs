@@ -4,11 +4,14 @@
 //! step, with lists of its own.
 #![cfg(not(debug_assertions))]
 
+mod support;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use neuron_sched_core::config::{Config, RawConfig};
 use neuron_sched_core::exclusive::{ExclusiveScheduler, NewRequest, Options, Tokens};
+use neuron_sched_core::fill::{Layout as TensorLayout, Shape};
 use neuron_sched_core::mixed::{MixedScheduler, NewMixed};
 use neuron_sched_core::phase::Kind;
 use neuron_sched_core::request::{Prompt, Sampling};
@@ -49,7 +52,7 @@ fn asked(work: impl FnOnce()) -> u64 {
     ASKED.get() - before
 }
 
-fn decoding(prompt: &Prompt) -> ExclusiveScheduler {
+fn config() -> Config {
     let raw = RawConfig {
         max_num_seqs: Some(REQUESTS.into()),
         max_num_batched_tokens: Some(2048),
@@ -58,7 +61,11 @@ fn decoding(prompt: &Prompt) -> ExclusiveScheduler {
         num_blocks: Some(20_000),
         ..RawConfig::default()
     };
-    let mut scheduler = ExclusiveScheduler::new(&Config::resolve(&raw).unwrap());
+    Config::resolve(&raw).unwrap()
+}
+
+fn decoding(prompt: &Prompt) -> ExclusiveScheduler {
+    let mut scheduler = ExclusiveScheduler::new(&config());
     for _ in 0..REQUESTS {
         let prompt = prompt.clone();
         let request = NewRequest {
@@ -90,6 +97,29 @@ fn exclusive_decode_allocates_nothing() {
         let count = asked(|| (0..STEPS).for_each(|_| assert_eq!(step(&mut scheduler, &tokens), Kind::Decode)));
         assert_eq!(count, 0, "{prompt:?}");
     }
+}
+
+#[test]
+fn filling_allocates_nothing() {
+    let layout = TensorLayout::new(&config(), None).unwrap();
+    let mut memory = support::Memory::new(&layout, Shape::Prefill { tokens: 128 });
+    let mut scheduler = decoding(&Prompt::Tokens((0..50).collect()));
+    let planned = scheduler.schedule(Options::default()).unwrap().clone();
+    let row = |at| scheduler.prefill_row(&planned, at).unwrap();
+    assert_eq!(asked(|| memory.prefill().write(&layout, (0..planned.rows().len()).map(row))), 0);
+    assert_eq!((memory.small[0][49], memory.wide[1][50]), (49, -1));
+
+    while step(&mut scheduler, &[Some(7)]) == Kind::Prefill && scheduler.num_waiting() > 0 {}
+    let planned = scheduler.schedule(Options::default()).unwrap().clone();
+    let rows = planned.rows().len();
+    let mut memory = support::Memory::new(&layout, Shape::Decode { rows: 40, context: 4096 });
+    let mut found = Vec::with_capacity(rows);
+    let fill = || {
+        found.extend((0..rows).map(|at| scheduler.find_decode(&planned, at, None).unwrap()));
+        memory.decode().write(&layout, scheduler.decode_rows(&planned, &found));
+    };
+    assert_eq!(asked(fill), 0);
+    assert_eq!((rows, &memory.small[0][..], memory.wide[0][39]), (40, &[7; 40][..], 50));
 }
 
 #[test]

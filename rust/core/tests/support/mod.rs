@@ -1,0 +1,52 @@
+//! Tensors of a shape in memory of their own, full of garbage until they are written.
+
+use neuron_sched_core::fill::{DecodeTensors, Layout, PrefillTensors, Shape};
+
+pub(crate) struct Memory {
+    /// `input_ids`, `block_table`, `cached_seq_len` or `context_lens`, `cu_seqlens`
+    pub(crate) small: [Vec<i32>; 4],
+    /// `positions`, `slot_mapping`, `logits_index`
+    pub(crate) wide: [Vec<i64>; 3],
+    pub(crate) sampling: Vec<f32>,
+}
+
+impl Memory {
+    pub(crate) fn new(layout: &Layout, shape: Shape) -> Self {
+        let (tokens, rows) = match shape {
+            Shape::Prefill { tokens } => (tokens, layout.prefills_max()),
+            Shape::Decode { rows, .. } => (rows, rows),
+        };
+        let small = [tokens, rows * layout.table_width(shape), rows, rows + 1].map(|len| vec![77; len as usize]);
+        let wide = [tokens, tokens, rows].map(|len| vec![77; len as usize]);
+        Self { small, wide, sampling: vec![7.7; 3 * rows as usize] }
+    }
+
+    pub(crate) fn prefill(&mut self) -> PrefillTensors<'_> {
+        let [input_ids, block_table, cached_seq_len, cu_seqlens] = &mut self.small;
+        let [positions, slot_mapping, logits_index] = &mut self.wide;
+        PrefillTensors {
+            input_ids,
+            positions,
+            slot_mapping,
+            block_table,
+            cached_seq_len,
+            cu_seqlens,
+            logits_index,
+            sampling_params: &mut self.sampling,
+        }
+    }
+
+    pub(crate) fn decode(&mut self) -> DecodeTensors<'_> {
+        let [input_ids, block_table, context_lens, _] = &mut self.small;
+        let [positions, slot_mapping, logits_index] = &mut self.wide;
+        DecodeTensors {
+            input_ids,
+            positions,
+            slot_mapping,
+            block_table,
+            context_lens,
+            logits_index,
+            sampling_params: &mut self.sampling,
+        }
+    }
+}
