@@ -51,7 +51,6 @@ impl ExclusiveScheduler {
         let request = self.requests.get(step.rows[at]).ok_or(Unfilled::TooOld)?;
         let seat = request.seat.ok_or(Unfilled::TooOld)?;
         let started = &self.started[seat as usize];
-        self.held(started, step.computed(at) + 1).ok_or(Unfilled::TooOld)?;
         let known = || {
             let output = (step.computed(at) as usize).checked_sub(request.prompt.len())?;
             started.outputs.get(output).copied().filter(|&token| token != UNKNOWN_TOKEN)

@@ -54,7 +54,7 @@ impl PrefillTensors<'_> {
             write_slots(&mut self.slot_mapping[tokens], row.start, row.blocks, layout.block_size);
             write_table(tables.next().expect("a table for each row"), row.blocks);
             self.cached_seq_len[count] = signed(row.start);
-            write_sampling(&mut self.sampling_params[3 * count..][..3], row.sampling);
+            self.sampling_params.as_chunks_mut().0[count] = sampled(row.sampling);
             position = self.positions[end - 1];
             self.logits_index[count] = index(end) - 1;
             count += 1;
@@ -67,33 +67,39 @@ impl PrefillTensors<'_> {
         self.cached_seq_len[count..].fill(0);
         self.cu_seqlens[count + 1..].fill(i32::try_from(end).expect("at most a bucket"));
         self.logits_index[count..].fill((index(end) - 1).max(0));
-        pad_sampling(&mut self.sampling_params[3 * count..]);
+        self.sampling_params.as_chunks_mut().0[count..].fill(sampled(Sampling::default()));
     }
 }
 
 impl DecodeTensors<'_> {
     /// Writes every element. More rows than there is room for are a panic.
     pub fn write<'r>(&mut self, layout: &Layout, rows: impl IntoIterator<Item = DecodeRow<'r>>) {
-        let mut tables = self.block_table.chunks_exact_mut(self.block_table.len() / self.input_ids.len());
+        let width = self.block_table.len() / self.input_ids.len();
+        // Side by side, so that one check a row tells that there is room in all of them.
+        let ids = self.input_ids.iter_mut().zip(self.positions.iter_mut());
+        let slots = self.slot_mapping.iter_mut().zip(self.context_lens.iter_mut());
+        let wide = self.block_table.chunks_exact_mut(width).zip(self.sampling_params.as_chunks_mut().0);
+        let mut room = ids.zip(slots).zip(wide);
         let mut count = 0;
         for row in rows {
+            let (((id, position), (slot, context)), (table, sampling)) = room.next().expect("room for each row");
             let (block, offset) = (row.position / layout.block_size, row.position % layout.block_size);
-            self.input_ids[count] = signed(row.token);
-            self.positions[count] = row.position.into();
-            self.slot_mapping[count] = slot(row.blocks[block as usize], layout.block_size) + i64::from(offset);
-            write_table(tables.next().expect("a table for each row"), row.blocks);
-            self.context_lens[count] = signed(row.position) + 1;
-            write_sampling(&mut self.sampling_params[3 * count..][..3], row.sampling);
+            *id = signed(row.token);
+            *position = row.position.into();
+            *slot = first_slot(row.blocks[block as usize], layout.block_size) + i64::from(offset);
+            *context = signed(row.position) + 1;
+            *sampling = sampled(row.sampling);
+            write_table(table, row.blocks);
             count += 1;
         }
         self.input_ids[count..].fill(0);
         self.positions[count..].fill(0);
         self.slot_mapping[count..].fill(NONE.into());
-        tables.for_each(|table| table.fill(NONE));
+        self.block_table[count * width..].fill(NONE);
         self.context_lens[count..].fill(0);
         count_from(&mut self.logits_index[..count], 0);
         self.logits_index[count..].fill((index(count) - 1).max(0));
-        pad_sampling(&mut self.sampling_params[3 * count..]);
+        self.sampling_params.as_chunks_mut().0[count..].fill(sampled(Sampling::default()));
     }
 }
 
@@ -106,8 +112,7 @@ fn index(at: usize) -> i64 {
     i64::try_from(at).expect("an index of a tensor")
 }
 
-/// The first slot of a block.
-fn slot(block: u32, block_size: u32) -> i64 {
+fn first_slot(block: u32, block_size: u32) -> i64 {
     i64::from(block) * i64::from(block_size)
 }
 
@@ -130,7 +135,7 @@ fn write_slots(mut to: &mut [i64], start: u32, blocks: &[u32], block_size: u32) 
     for &block in &blocks[(start / block_size) as usize..] {
         let held = to.len().min((block_size - offset) as usize);
         let (here, rest) = to.split_at_mut(held);
-        count_from(here, slot(block, block_size) + i64::from(offset));
+        count_from(here, first_slot(block, block_size) + i64::from(offset));
         to = rest;
         offset = 0;
         if to.is_empty() {
@@ -147,11 +152,8 @@ fn write_table(table: &mut [i32], blocks: &[u32]) {
     table[held..].fill(NONE);
 }
 
-fn write_sampling(to: &mut [f32], sampling: Sampling) {
+/// As the tensor has it.
+fn sampled(sampling: Sampling) -> [f32; 3] {
     let Sampling { top_k, top_p, temperature } = sampling;
-    to.copy_from_slice(&[top_k, top_p, temperature]);
-}
-
-fn pad_sampling(to: &mut [f32]) {
-    to.chunks_exact_mut(3).for_each(|row| write_sampling(row, Sampling::default()));
+    [top_k, top_p, temperature]
 }
