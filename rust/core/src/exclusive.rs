@@ -36,7 +36,7 @@ pub use completion::{Completion, Finish, Outcome, Tokens};
 pub use explain::Explanation;
 pub use plan::Options;
 pub use request::{NewRequest, RequestView, Status};
-pub use rows::{Found, Unfilled};
+pub use rows::Unfilled;
 
 use lane::{Lane, Lanes};
 use request::{Place, Request, Started};

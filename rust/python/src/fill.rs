@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use neuron_sched_core::error::{Error, Fault};
-use neuron_sched_core::exclusive::{Found, Unfilled};
+use neuron_sched_core::exclusive::Unfilled;
 use neuron_sched_core::fill::{self, Layout, Seen, Shape};
 use neuron_sched_core::phase::Kind;
 use pyo3::exceptions::PyValueError;
@@ -36,7 +36,6 @@ const BUFFERS_MAX: u32 = 1024;
 struct Memory {
     shelves: HashMap<Shape, Shelf>,
     seen: Seen,
-    found: Vec<Found>,
 }
 
 /// The buffers of a shape, in turn.
@@ -112,20 +111,18 @@ impl PaddedInputs {
         let shape = self.layout.decode(rows, context, bucket).map_err(|error| to_py(&error))?;
         let buffers = self.buffers(py, shape)?;
         let scheduler = step.scheduler.get();
-        let unknown = |at| scheduler.read(|core| core.find_decode(planned, at, None) == Err(Unfilled::Unknown(at)));
-        let given = given.resolve(py, rows, &|at| step.batch.id(py, at), unknown)?;
-        let mut found = self.memory.with(|memory| std::mem::take(&mut memory.found))?;
-        found.clear();
+        let unknown = || scheduler.read(|core| core.unknown_decodes(planned).collect());
+        let given = given.resolve(py, rows, unknown, |at| step.batch.id(py, at))?;
         let written = scheduler.read(|core| {
-            for at in 0..rows {
-                let token = given.as_ref().and_then(|given| given[at]);
-                let row = core.find_decode(planned, at, token)?;
-                self.layout.check_token(row.token(), "token_id").map_err(|fault| Refused::Row(at, fault))?;
-                found.push(row);
+            core.check_decodes(planned, given.as_deref())?;
+            let rows = || core.decode_rows(planned, given.as_deref());
+            if self.layout.has_vocabulary() {
+                for (at, row) in rows().enumerate() {
+                    self.layout.check_token(row.token, "token_id").map_err(|fault| Refused::Row(at, fault))?;
+                }
             }
-            buffers.write_decode(py, core.decode_rows(planned, &found)).map_err(Refused::Unwritten)
+            buffers.write_decode(py, rows()).map_err(Refused::Unwritten)
         });
-        self.memory.with(|memory| memory.found = found)?;
         written?.map_err(|refused| refused.told(py, step))?;
         self.keep(shape)?;
         Ok(Batch::new(buffers, step.batch.ids(py), planned.total()))

@@ -138,6 +138,10 @@ impl Lanes {
         self.told > 0
     }
 
+    pub(super) fn all_told(&self) -> bool {
+        self.told == self.len()
+    }
+
     /// Adds a request whose prompt is not done.
     pub(super) fn push(&mut self, lane: Lane) {
         let Lane { row, seat, prompt, end, hit, computed, planned, decoding, told } = lane;

@@ -117,6 +117,11 @@ impl Layout {
         })
     }
 
+    /// Whether it is known which token ids there are.
+    pub fn has_vocabulary(&self) -> bool {
+        self.vocab_size.is_some()
+    }
+
     /// Most prompts of a prefill.
     pub fn prefills_max(&self) -> u32 {
         self.prefills_max

@@ -33,33 +33,31 @@ impl<'py> Given<'py> {
         }
     }
 
-    /// The entries by row, `None` where there is none. A callable is called only when a row is unknown.
-    pub(crate) fn resolve<N: std::fmt::Display>(
+    /// The entries by row, `None` where there is none. A callable is asked for the rows at the positions that
+    /// `unknown` answers, by their ids; it is not called when there are none.
+    pub(crate) fn resolve(
         &self,
         py: Python<'_>,
         rows: usize,
-        id: &impl Fn(usize) -> N,
-        unknown: impl Fn(usize) -> PyResult<bool>,
+        unknown: impl FnOnce() -> PyResult<Vec<usize>>,
+        id: impl Fn(usize) -> String,
     ) -> PyResult<Option<Vec<Option<u32>>>> {
-        match self {
-            Self::Nothing => Ok(None),
-            Self::List(tokens) => entries(tokens, rows).map(Some),
-            Self::Callable(ask) => {
-                let places: Vec<usize> = (0..rows)
-                    .filter_map(|at| unknown(at).map(|is| is.then_some(at)).transpose())
-                    .collect::<PyResult<_>>()?;
-                if places.is_empty() {
-                    return Ok(None);
-                }
-                let ids = PyList::new(py, places.iter().map(|&at| id(at).to_string()))?;
-                let told = entries(&ask.call1((ids,))?, places.len())?;
-                let mut given = vec![None; rows];
-                for (at, token) in places.into_iter().zip(told) {
-                    given[at] = token;
-                }
-                Ok(Some(given))
-            }
+        let ask = match self {
+            Self::Nothing => return Ok(None),
+            Self::List(tokens) => return entries(tokens, rows).map(Some),
+            Self::Callable(ask) => ask,
+        };
+        let places = unknown()?;
+        if places.is_empty() {
+            return Ok(None);
         }
+        let ids = PyList::new(py, places.iter().map(|&at| id(at)))?;
+        let told = entries(&ask.call1((ids,))?, places.len())?;
+        let mut given = vec![None; rows];
+        for (at, token) in places.into_iter().zip(told) {
+            given[at] = token;
+        }
+        Ok(Some(given))
     }
 }
 
