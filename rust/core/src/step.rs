@@ -10,6 +10,8 @@ pub struct Step {
     pub(crate) id: u64,
     pub(crate) kind: Kind,
     pub(crate) rows: Vec<Row>,
+    /// Where the scheduler keeps what belongs to each row, as long as the row is alive.
+    pub(crate) seats: Vec<u32>,
     /// Tokens computed before the step, by row.
     pub(crate) computed: Vec<u32>,
     /// Prompt tokens of each row; empty for a decode step, where each row has one token.
@@ -105,6 +107,7 @@ impl Step {
     pub(crate) fn clear(&mut self) {
         self.kind = Kind::Idle;
         self.rows.clear();
+        self.seats.clear();
         self.computed.clear();
         self.chunks.clear();
         self.padded = 0;

@@ -111,7 +111,10 @@ impl PaddedInputs {
         let shape = self.layout.decode(rows, context, bucket).map_err(|error| to_py(&error))?;
         let buffers = self.buffers(py, shape)?;
         let scheduler = step.scheduler.get();
-        let unknown = || scheduler.read(|core| core.unknown_decodes(planned).collect());
+        let unknown = || {
+            let unknown = scheduler.read(|core| core.unknown_decodes(planned).map(Iterator::collect))?;
+            unknown.map_err(|why| Refused::Unfilled(why).told(py, step))
+        };
         let given = given.resolve(py, rows, unknown, |at| step.batch.id(py, at))?;
         let written = scheduler.read(|core| {
             core.check_decodes(planned, given.as_deref())?;

@@ -59,7 +59,6 @@ impl Lane {
 /// What no step looks at but to start or end a request.
 #[derive(Clone, Copy, Debug)]
 struct Start {
-    seat: u32,
     hit: u32,
     told: bool,
 }
@@ -72,6 +71,7 @@ struct Start {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lanes {
     rows: Vec<Row>,
+    seats: Vec<u32>,
     prompts: Vec<u32>,
     ends: Vec<u32>,
     starts: Vec<Start>,
@@ -107,10 +107,10 @@ impl Lanes {
 
     pub(super) fn get(&self, at: usize) -> Lane {
         let decoding = at < self.decoding;
-        let (end, computed, Start { seat, hit, told }) = (self.ends[at], self.computed(at), self.starts[at]);
+        let (end, computed, Start { hit, told }) = (self.ends[at], self.computed(at), self.starts[at]);
         Lane {
             row: self.rows[at],
-            seat,
+            seat: self.seats[at],
             prompt: self.prompts[at],
             end,
             hit,
@@ -134,6 +134,10 @@ impl Lanes {
         &self.rows
     }
 
+    pub(super) fn seats(&self) -> &[u32] {
+        &self.seats
+    }
+
     pub(super) fn any_told(&self) -> bool {
         self.told > 0
     }
@@ -147,9 +151,10 @@ impl Lanes {
         let Lane { row, seat, prompt, end, hit, computed, planned, decoding, told } = lane;
         assert!(!decoding && computed < prompt, "a request starts with some of its prompt left");
         self.rows.push(row);
+        self.seats.push(seat);
         self.prompts.push(prompt);
         self.ends.push(end);
-        self.starts.push(Start { seat, hit, told });
+        self.starts.push(Start { hit, told });
         self.counts.push(computed);
         self.planned.push(planned);
         self.told += usize::from(told);
@@ -174,6 +179,7 @@ impl Lanes {
         }
         self.decoding -= places.partition_point(|&at| at < self.decoding);
         close(&mut self.rows, places);
+        close(&mut self.seats, places);
         close(&mut self.prompts, places);
         close(&mut self.ends, places);
         close(&mut self.starts, places);
@@ -301,7 +307,7 @@ impl Lanes {
         self.planned[at] = 0;
         self.next_end = if self.decoding == 0 { end } else { self.next_end.min(end) };
         self.decoding += 1;
-        Some((self.starts[at].seat, computed, end))
+        Some((self.seats[at], computed, end))
     }
 
     fn computed(&self, at: usize) -> u32 {

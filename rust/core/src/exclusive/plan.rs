@@ -95,6 +95,7 @@ impl ExclusiveScheduler {
             let (rest, uncomputed) = (lane.rest(), lane.prompt - lane.projected());
             let tokens = if together > 1 { uncomputed } else { self.chunker.chunk(rest, requests).min(uncomputed) };
             step.rows.push(lane.row);
+            step.seats.push(lane.seat);
             step.computed.push(lane.projected());
             step.chunks.push(Chunk { tokens, last: tokens == uncomputed });
         }
@@ -143,6 +144,7 @@ impl ExclusiveScheduler {
         let started = &mut self.started[seat as usize];
         started.blocks.clear();
         started.outputs.clear();
+        (started.prompt, started.sampling) = (prompt, request.sampling);
         // Room for all of them now, so that decoding never allocates.
         started.blocks.reserve(request.need.min(ROOM_MAX) as usize);
         started.outputs.reserve(if told { request.outputs_max.min(ROOM_MAX) as usize } else { 0 });
@@ -164,9 +166,11 @@ impl ExclusiveScheduler {
         if gap {
             let ready = || self.lanes.iter().filter(Lane::ready);
             step.rows.extend(ready().map(|lane| lane.row));
+            step.seats.extend(ready().map(|lane| lane.seat));
             step.computed.extend(ready().map(|lane| lane.projected()));
         } else {
             step.rows.extend_from_slice(&self.lanes.rows()[..decoding]);
+            step.seats.extend_from_slice(&self.lanes.seats()[..decoding]);
             step.computed.extend(self.lanes.projected(decoding));
         }
         step.padded = self.seqs_buckets.fit(step.total())?;

@@ -5,7 +5,7 @@ use super::{ExclusiveScheduler, Finish};
 use crate::ledger::WorstCase;
 use crate::prefix::Content;
 use crate::queue::Ticket;
-use crate::request::{Prompt, Row, Sampling};
+use crate::request::{Prompt, Row, Sampling, UNKNOWN_TOKEN};
 
 /// A request to add.
 #[derive(Clone, Debug)]
@@ -51,6 +51,9 @@ pub(super) struct Request {
 pub(super) struct Started {
     pub(super) blocks: Vec<u32>,
     pub(super) outputs: Vec<u32>,
+    /// Tokens of the prompt.
+    pub(super) prompt: u32,
+    pub(super) sampling: Sampling,
     /// Leading blocks whose content is offered to others, and the content of the last of them.
     pub(super) offered: u32,
     pub(super) content: Content,
@@ -66,6 +69,12 @@ impl Started {
     /// KV slots of its blocks.
     pub(super) fn slots(&self, block_size: u32) -> u32 {
         u32::try_from(self.blocks.len()).expect("blocks are counted in 32 bits") * block_size
+    }
+
+    /// The output at position `at` of the sequence, if it was told.
+    pub(super) fn output(&self, at: u32) -> Option<u32> {
+        let output = at.checked_sub(self.prompt)? as usize;
+        self.outputs.get(output).copied().filter(|&token| token != UNKNOWN_TOKEN)
     }
 
     /// Whether it may come to need more blocks: those that it has do not hold the longest sequence.
