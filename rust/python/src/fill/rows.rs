@@ -4,7 +4,7 @@ use neuron_sched_core::fill;
 use neuron_sched_core::request::Sampling;
 use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyString, PyTuple};
 
 use crate::read::{Read, sampling};
 use crate::value::shown;
@@ -84,7 +84,11 @@ pub(super) fn read_rows<R>(
             PyTypeError::new_err(format!("rows[{at}]: {}: expected a {class}", shown(row)))
         });
         values.push(value?);
-        ids.push(row.getattr("request_id")?);
+        let id = row.getattr("request_id")?;
+        if !id.is_none() && !id.is_instance_of::<PyString>() {
+            return Err(Read::new(format!("rows[{at}].")).type_error("request_id", &id, "a string or None"));
+        }
+        ids.push(id);
     }
     Ok((values, PyTuple::new(py, ids)?.unbind()))
 }
