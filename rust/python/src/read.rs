@@ -55,11 +55,11 @@ impl Read {
     }
 
     pub(crate) fn top_p(&self, value: &Bound<'_, PyAny>) -> PyResult<f64> {
-        self.real("top_p", value, "a number above 0, at most 1", |p| p > 0.0 && p <= 1.0)
+        self.real("top_p", value, "a number above 0, at most 1", |p| single(p) > 0.0 && p <= 1.0)
     }
 
     pub(crate) fn temperature(&self, value: &Bound<'_, PyAny>) -> PyResult<f64> {
-        self.real("temperature", value, "a finite number from 0", |t| t >= 0.0 && t.is_finite())
+        self.real("temperature", value, "a finite number from 0", |t| t >= 0.0 && single(t).is_finite())
     }
 
     fn real(
@@ -100,9 +100,14 @@ impl Read {
 }
 
 /// What is asked of the sampler, as the tensors have it.
-#[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "the tensor is of float32")]
+#[allow(clippy::cast_precision_loss, reason = "no vocabulary has 2^24 tokens")]
 pub(crate) fn sampling(top_k: i64, top_p: f64, temperature: f64) -> Sampling {
-    Sampling { top_k: top_k as f32, top_p: top_p as f32, temperature: temperature as f32 }
+    Sampling { top_k: top_k as f32, top_p: single(top_p), temperature: single(temperature) }
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "the tensor is of float32")]
+fn single(real: f64) -> f32 {
+    real as f32
 }
 
 /// The ids of an array, unless there is a wrong one among them, which is then looked for item by item.

@@ -283,12 +283,14 @@ pub(crate) fn read_tokens(tokens: &Bound<'_, PyAny>, rows: usize) -> PyResult<Ve
             read.push(None);
             continue;
         }
-        if let Some(id) = plain(&token) {
+        let is_id = |id: &u32| *id <= TOKENS_MAX;
+        if let Some(id) = plain(&token).filter(is_id) {
             read.push(Some(id));
             continue;
         }
         let number = whole(&token).ok_or_else(|| PyTypeError::new_err(fault(at, &token)))?;
-        read.push(Some(number.extract().map_err(|_| PyValueError::new_err(fault(at, &token)))?));
+        let id = number.extract().ok().filter(is_id);
+        read.push(Some(id.ok_or_else(|| PyValueError::new_err(fault(at, &token)))?));
     }
     Ok(read)
 }
