@@ -1,0 +1,406 @@
+"""Every tensor of every fill equals the oracle's: random rows, random steps of `BucketScheduler`, and bad rows."""
+
+import contextlib
+import re
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+import oracle_inputs
+from inputs_setup import WatchedInputs
+from neuron_sched import BucketScheduler, DecodeRow, NeuronConfig, PrefillRow, Request
+
+IDS = "abcdef"
+
+
+@st.composite
+def configs(draw, max_model_len=60):
+    """Small ones: block sizes that are powers of two and others, up to three prompts a step, context buckets."""
+    seqs = draw(st.integers(1, 6))
+    tokens = draw(st.integers(max(4, seqs), 40))
+    length = draw(st.integers(2, max_model_len))
+    block_size = draw(st.sampled_from([1, 2, 3, 4, 5, 7, 8, 16]))
+    blocks = oracle_inputs.ceil_div(length, block_size)
+
+    def sizes(last):
+        return st.none() | st.sets(st.integers(1, last), max_size=3).map(lambda some: sorted({*some, last}))
+
+    return NeuronConfig(
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
+        max_model_len=length,
+        block_size=block_size,
+        num_blocks=draw(st.integers(blocks, 4 * blocks)),
+        num_batched_tokens_buckets=draw(sizes(min(tokens, length))),
+        num_seqs_buckets=draw(sizes(seqs)),
+        decode_context_length_buckets=draw(
+            st.none() | st.sets(st.integers(1, length), min_size=1, max_size=3).map(sorted)
+        ),
+        max_prefills_per_batch=draw(st.integers(1, 3)),
+        long_prefill_token_threshold=draw(st.just(0) | st.integers(1, 8)),
+        prefix_caching=draw(st.booleans()),
+        lookahead=draw(st.integers(0, 3)),
+    )
+
+
+wishes = st.tuples(
+    st.just(-1) | st.integers(-1, 2**31 - 1),
+    st.just(1.0) | st.floats(0, 1, exclude_min=True, width=32),
+    st.just(0.0) | st.floats(0, 1000, width=32),
+)
+buffer_counts = st.integers(1, 3)
+tokens = st.integers(0, 99) | st.integers(0, 2**31 - 1)
+
+
+# Explicit rows
+
+
+def options(draw):
+    top_k, top_p, temperature = draw(wishes)
+    name = draw(st.none() | st.sampled_from(IDS))
+    return {"top_k": top_k, "top_p": top_p, "temperature": temperature, "request_id": name}
+
+
+def tables(config, end):
+    """Block tables that hold the positions below `end`, and perhaps later ones."""
+    least = oracle_inputs.ceil_div(end, config.block_size)
+    most = oracle_inputs.ceil_div(config.max_model_len, config.block_size)
+    ids = st.integers(1, config.num_blocks)
+    return st.lists(ids, min_size=least, max_size=most, unique=True)
+
+
+@st.composite
+def prefills(draw, config):
+    """Fields of the rows of a prefill that fits."""
+    left, rows = config.num_batched_tokens_buckets[-1], []
+    for _ in range(draw(st.integers(1, config.max_prefills_per_batch))):
+        if left == 0:
+            break
+        start = draw(st.integers(0, config.max_model_len - 1))
+        count = draw(st.integers(1, min(left, config.max_model_len - start)))
+        left -= count
+        ids = draw(st.lists(tokens, min_size=count, max_size=count))
+        rows.append(
+            {"token_ids": ids, "start": start, "block_ids": draw(tables(config, start + count)), **options(draw)}
+        )
+    return rows
+
+
+@st.composite
+def decodes(draw, config):
+    """Fields of the rows of a decode that fits, and a context bucket, or None."""
+    rows = []
+    for _ in range(draw(st.integers(1, config.max_num_seqs))):
+        position = draw(st.integers(0, config.max_model_len - 1))
+        drafts = draw(st.just(0) | st.integers(0, config.max_model_len - 1 - position))
+        blocks = draw(tables(config, position + 1))
+        fields = {"token_id": draw(tokens), "position": position, "block_ids": blocks, "draft_tokens": drafts}
+        rows.append({**fields, **options(draw)})
+    needed = max(row["position"] + 1 + row["draft_tokens"] for row in rows)
+    fitting = [size for size in config.decode_context_length_buckets if size >= needed]
+    return rows, draw(st.none() | st.sampled_from(fitting))
+
+
+@given(st.data(), configs(), buffer_counts)
+def test_rows(data, config, buffers):
+    """One batch after the other: growing, shrinking, in another order, dummies between them."""
+    watched = WatchedInputs(config, buffers=buffers)
+    assert list(watched.inputs.shapes) == oracle_inputs.shapes(config)
+    for kind in data.draw(st.lists(st.sampled_from(["prefill", "decode", "again", "dummy"]), min_size=1, max_size=8)):
+        if kind == "prefill":
+            rows = data.draw(prefills(config))
+            watched.prefill([PrefillRow(**row) for row in rows], [oracle_inputs.Prefill(**row) for row in rows])
+        elif kind == "decode":
+            rows, bucket = data.draw(decodes(config))
+            watched.decode([DecodeRow(**row) for row in rows], [oracle_inputs.Decode(**row) for row in rows], bucket)
+        elif kind == "again":
+            rows, _ = data.draw(decodes(config))
+            for part in (rows, rows[::-1], rows[1:], rows[:1], rows):
+                if part:
+                    watched.decode([DecodeRow(**row) for row in part], [oracle_inputs.Decode(**row) for row in part])
+        else:
+            watched.dummy(data.draw(st.sampled_from(oracle_inputs.shapes(config))))
+    watched.distinct()
+
+
+# Bad rows
+
+
+@st.composite
+def damaged(draw, config, rows, vocab_size):
+    """The rows with one fault in one of them, and what the message must name."""
+    rows = [dict(row) for row in rows]
+    at = draw(st.integers(0, len(rows) - 1))
+    row, widest = rows[at], oracle_inputs.ceil_div(config.max_model_len, config.block_size)
+    prefill = "start" in row
+    count = len(row["token_ids"]) if prefill else 1
+    end = row["start" if prefill else "position"] + count
+    kind = draw(st.sampled_from(["beyond", "short", "long", "none", "no block", "twice", "vocabulary", "drafts"]))
+    if kind == "beyond":
+        beyond = draw(st.integers(1, 5) | st.just(2**31 - 1 - config.max_model_len))
+        row["start" if prefill else "position"] = config.max_model_len - count + beyond
+        row["block_ids"] = list(range(1, widest + 1))
+        return rows, rf"rows\[{at}\].*position.*{config.max_model_len - 1 + beyond}"
+    if kind == "short":
+        needed = oracle_inputs.ceil_div(end, config.block_size)
+        row["block_ids"] = row["block_ids"][: draw(st.integers(0, needed - 1))]
+        return rows, rf"rows\[{at}\].*block_ids: {len(row['block_ids'])} "
+    if kind == "long":
+        row["block_ids"] = list(range(1, widest + draw(st.integers(2, 9))))
+        return rows, rf"rows\[{at}\].*block_ids: {len(row['block_ids'])} "
+    if kind == "no block":
+        wrong = draw(st.sampled_from([0, config.num_blocks + 1, 2**31 - 1]))
+        row["block_ids"] = [*row["block_ids"]]
+        row["block_ids"][draw(st.integers(0, len(row["block_ids"]) - 1))] = wrong
+        return rows, rf"rows\[{at}\].*block_ids: {wrong}\b"
+    if kind == "twice" and len(row["block_ids"]) > 1:
+        first, second = draw(st.lists(st.integers(0, len(row["block_ids"]) - 1), min_size=2, max_size=2, unique=True))
+        row["block_ids"] = [*row["block_ids"]]
+        row["block_ids"][second] = row["block_ids"][first]
+        return rows, rf"rows\[{at}\].*block_ids: {row['block_ids'][first]}\b"
+    if kind == "drafts" and not prefill:
+        row["draft_tokens"] = (
+            config.max_model_len - end + draw(st.integers(1, 5) | st.just(2**31 - 1 - config.max_model_len))
+        )
+        return rows, rf"rows\[{at}\].*draft_tokens: {row['draft_tokens']}\b"
+    if kind == "none" and prefill:
+        row["token_ids"] = []
+        return rows, rf"rows\[{at}\].*token_ids"
+    wrong = draw(st.integers(vocab_size, vocab_size + 2) | st.just(2**31 - 1))
+    if prefill:
+        row["token_ids"] = [*row["token_ids"]]
+        row["token_ids"][draw(st.integers(0, count - 1))] = wrong
+    else:
+        row["token_id"] = wrong
+    return rows, rf"rows\[{at}\].*token_ids?: {wrong}\b"
+
+
+def in_vocabulary(rows, vocab_size):
+    for row in rows:
+        if "token_ids" in row:
+            row["token_ids"] = [token % vocab_size for token in row["token_ids"]]
+        else:
+            row["token_id"] %= vocab_size
+    return rows
+
+
+@given(st.data(), configs(), buffer_counts, st.integers(1, 2**31 - 1))
+def test_bad_rows_are_named_and_write_nothing(data, config, buffers, vocab_size):
+    watched = WatchedInputs(config, buffers=buffers, vocab_size=vocab_size)
+    for _ in range(data.draw(st.integers(1, 3))):
+        rows = in_vocabulary(data.draw(prefills(config)), vocab_size)
+        watched.prefill([PrefillRow(**row) for row in rows], [oracle_inputs.Prefill(**row) for row in rows])
+        wrong, match = data.draw(damaged(config, rows, vocab_size))
+        watched.refused(lambda wrong=wrong: watched.inputs.prefill([PrefillRow(**row) for row in wrong]), match)
+        rows = in_vocabulary(data.draw(decodes(config))[0], vocab_size)
+        watched.decode([DecodeRow(**row) for row in rows], [oracle_inputs.Decode(**row) for row in rows])
+        wrong, match = data.draw(damaged(config, rows, vocab_size))
+        watched.refused(lambda wrong=wrong: watched.inputs.decode([DecodeRow(**row) for row in wrong]), match)
+
+
+@given(st.data(), configs(), buffer_counts)
+def test_what_no_shape_holds_writes_nothing(data, config, buffers):
+    watched = WatchedInputs(config, buffers=buffers)
+    inputs = watched.inputs
+    prompts, _ = [PrefillRow(**row) for row in data.draw(prefills(config))], watched.dummy(inputs.shapes[0])
+    rows, _ = data.draw(decodes(config))
+    decoding, _ = [DecodeRow(**row) for row in rows], watched.dummy(inputs.shapes[-1])
+    most = config.max_prefills_per_batch
+    watched.refused(lambda: inputs.prefill((prompts * (most + 1))[: most + 1]), f"rows: {most + 1} ")
+    most = config.max_num_seqs
+    watched.refused(lambda: inputs.decode((decoding * (most + 1))[: most + 1]), f"rows: {most + 1} ")
+    watched.refused(lambda: inputs.prefill([]), "rows")
+    watched.refused(lambda: inputs.decode([]), "rows")
+    last = config.num_batched_tokens_buckets[-1]
+    if last < config.max_model_len:
+        blocks = range(1, oracle_inputs.ceil_div(last + 1, config.block_size) + 1)
+        watched.refused(lambda: inputs.prefill([PrefillRow([1] * (last + 1), 0, list(blocks))]), f"rows: {last + 1} ")
+    needed = max(row["position"] + 1 + row["draft_tokens"] for row in rows)
+    for bucket in {*config.decode_context_length_buckets, 0, -1, needed - 1, config.max_model_len + 1, 2**31, 2**70}:
+        if bucket in config.decode_context_length_buckets and bucket >= needed:
+            watched.decode(decoding, [oracle_inputs.Decode(**row) for row in rows], bucket)
+        else:
+            watched.refused(lambda bucket=bucket: inputs.decode(decoding, bucket), f"context_bucket: {bucket}\\b")
+    for bucket in ("8", 8.0, [8], True, object()):
+        watched.refused(lambda bucket=bucket: inputs.decode(decoding, bucket), "context_bucket")
+
+
+# Steps of a scheduler
+
+
+class Entry:
+    """What the test knows of one request: its tokens so far (None: not told), and whether it lives."""
+
+    def __init__(self, prompt, wishes):
+        self.known = not isinstance(prompt, int)
+        self.tokens = [None] * prompt if isinstance(prompt, int) else list(prompt)
+        self.prompt_len = len(self.tokens)
+        self.wishes = wishes
+        self.live = True
+
+
+class Planned:
+    """A step with the values of its planning, and whose requests were meant."""
+
+    def __init__(self, step, entries):
+        self.step = step
+        ids = list(step.num_scheduled_tokens)
+        self.entries = {name: entries[name] for name in ids}
+        blocks = {name: step.block_ids(name) for name in ids}
+        self.values = SimpleNamespace(
+            kind=step.kind,
+            num_scheduled_tokens=step.num_scheduled_tokens,
+            num_computed_tokens=step.num_computed_tokens,
+            padded_tokens=step.padded_tokens,
+            block_ids=blocks.__getitem__,
+        )
+
+    def sequences(self, given):
+        """All tokens that the step may need; `given` are those of the rows whose token is not known."""
+        found = {}
+        for name, entry in self.entries.items():
+            found[name] = list(entry.tokens)
+            if name in given:
+                position = self.values.num_computed_tokens[name]
+                found[name][position : position + 1] = [given[name]]
+        return found
+
+    def unknown(self):
+        """Ids of the rows without a token, in batch order."""
+        names = []
+        for name, entry in self.entries.items():
+            start, count = self.values.num_computed_tokens[name], self.values.num_scheduled_tokens[name]
+            needed = entry.tokens[start : start + count]
+            if len(needed) < count or None in needed:
+                names.append(name)
+        return names
+
+    def context(self):
+        return max(self.values.num_computed_tokens.values()) + 1
+
+
+class Filling(RuleBasedStateMachine):
+    """A scheduler and its inputs: whatever was planned, the tensors are those of the slow model, or an error."""
+
+    @initialize(config=configs(max_model_len=40), buffers=buffer_counts)
+    def start(self, config, buffers):
+        self.config = config
+        self.scheduler = BucketScheduler(config)
+        self.watched = WatchedInputs(config, buffers=buffers)
+        self.entries = {}
+        self.due = []  # the pending step and the one ahead of it
+        self.old = []  # completed or void ones
+
+    @rule(
+        name=st.sampled_from(IDS),
+        prompt=st.lists(st.integers(1, 2), min_size=1, max_size=40) | st.integers(1, 12),
+        max_tokens=st.integers(1, 4) | st.integers(1, 50),
+        wishes=wishes,
+    )
+    def add(self, name, prompt, max_tokens, wishes):
+        top_k, top_p, temperature = wishes
+        options = {"top_k": top_k, "top_p": top_p, "temperature": temperature, "stop_token_ids": [3]}
+        with contextlib.suppress(ValueError):
+            self.scheduler.add(Request(name, prompt, max_tokens, **options))
+            self.entries[name] = Entry(prompt, wishes)
+
+    @rule(name=st.sampled_from(IDS))
+    def cancel(self, name):
+        if self.scheduler.cancel(name):
+            self.entries[name].live = False
+
+    @rule(ahead=st.booleans())
+    def schedule(self, ahead):
+        if ahead and len(self.due) == 2:
+            return
+        if not ahead:
+            self.old += self.due
+            self.due.clear()
+        self.due.append(Planned(self.scheduler.schedule(ahead=ahead), self.entries))
+        self.old = self.old[-3:]
+
+    @precondition(lambda self: self.due)
+    @rule(ids=st.lists(st.sampled_from([1, 1, 1, 2, 2, 3, 2**31 - 1]), min_size=1), told=st.booleans())
+    def complete(self, ids, told):
+        planned = self.due.pop(0)
+        emitted = []
+        for at, (name, entry) in enumerate(planned.entries.items()):
+            end = planned.values.num_computed_tokens[name] + planned.values.num_scheduled_tokens[name]
+            wanted = end >= entry.prompt_len and (told or entry.known)
+            emitted.append(ids[at % len(ids)] if wanted else None)
+        for outcome in self.scheduler.complete(planned.step, emitted):
+            entry = planned.entries[outcome.id]
+            entry.tokens.append(outcome.token)
+            entry.live = outcome.finish_reason is None
+        self.old.append(planned)
+
+    @precondition(lambda self: self.due)
+    @rule(
+        which=st.integers(0, 1), way=st.sampled_from(["plain", "list", "call"]), token=tokens, bucket=st.integers(0, 4)
+    )
+    def fill(self, which, way, token, bucket):
+        planned = self.due[min(which, len(self.due) - 1)]
+        if planned.values.kind == "idle":
+            self.watched.refused(lambda: self.watched.inputs.fill(planned.step), "idle")
+            return
+        gone = [name for name, entry in planned.entries.items() if not entry.live]
+        unknown = planned.unknown()
+        context = self.context(planned, bucket)
+        given = {name: (token + at) % 2**31 for at, name in enumerate(unknown)}
+        if gone or (unknown and (way == "plain" or planned.values.kind == "prefill")):
+            match = "|".join(re.escape(repr(name)) for name in gone + unknown)
+            self.watched.refused(lambda: self.watched.inputs.fill(planned.step, context_bucket=context), match)
+        elif context is not None and context < planned.context():
+            call = self.call(planned, way, given, context)
+            self.watched.refused(call, f"context_bucket: {context}")
+        else:
+            self.right(planned, self.call(planned, way, given, context), given, context)
+
+    @precondition(lambda self: self.old)
+    @rule(which=st.integers(0, 3))
+    def fill_of_an_old_step(self, which):
+        """It is refused, or still has the values of its planning."""
+        planned = self.old[which % len(self.old)]
+        fill = self.watched.inputs.fill
+        if planned.values.kind == "idle" or planned.unknown():
+            self.watched.refused(lambda: fill(planned.step), "")
+            return
+        with contextlib.suppress(ValueError):
+            self.right(planned, lambda: fill(planned.step), {}, None)
+
+    def context(self, planned, bucket):
+        """Every other time none; else one of the buckets, which may be too small."""
+        sizes = self.config.decode_context_length_buckets
+        return sizes[bucket] if planned.values.kind == "decode" and bucket < len(sizes) else None
+
+    def call(self, planned, way, given, context):
+        fill = self.watched.inputs.fill
+        if way == "list":
+            known = [given.get(name) for name in planned.entries]
+            return lambda: fill(planned.step, known, context_bucket=context)
+        if way == "call":
+
+            def sampled(names):
+                assert list(names) == list(given)
+                return [given[name] for name in names]
+
+            return lambda: fill(planned.step, sampled, context_bucket=context)
+        return lambda: fill(planned.step, context_bucket=context)
+
+    def right(self, planned, call, given, context):
+        values = planned.values
+        wishes = {name: entry.wishes for name, entry in planned.entries.items()}
+        expected = oracle_inputs.of_step(self.config, values, planned.sequences(given), wishes, context)
+        assert values.padded_tokens == expected[0][1], "the scheduler and the runner agree on the size"
+        self.watched.fill(call, expected, ids=list(planned.entries), real=sum(values.num_scheduled_tokens.values()))
+
+    def teardown(self):
+        if hasattr(self, "watched"):
+            self.watched.distinct()
+
+
+TestFilling = pytest.mark.timeout(0)(Filling.TestCase)
+TestFilling.settings = settings(deadline=None, stateful_step_count=40)
