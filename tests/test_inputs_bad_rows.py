@@ -46,7 +46,6 @@ BAD_OPTIONS = {
     "top_k": [-2, 2**31, 2**200, 1.5, "1", True],
     "top_p": [0, 0.0, -0.5, 1.1, float("nan"), float("inf"), "1", [1.0]],
     "temperature": [-1, -0.5, float("nan"), float("inf"), "1", [1.0]],
-    "request_id": [1, b"a", ["a"]],
 }
 BAD_PREFILLS = {
     "token_ids": [[], *[[1, value] for value in NO_COUNT], *NO_IDS],
