@@ -13,6 +13,8 @@ from inputs_setup import WatchedInputs
 from neuron_sched import BucketScheduler, DecodeRow, NeuronConfig, PrefillRow, Request
 
 IDS = "abcdef"
+# How a step whose tokens are not known is filled: not at all, with a list, with a callable.
+WAYS = ("plain", "list", "call")
 
 
 @st.composite
@@ -281,25 +283,33 @@ class Planned:
         return max(self.values.num_computed_tokens.values()) + 1
 
 
+# A prompt (token ids, which are often shared, or a length), outputs, sampling parameters.
+requests = st.tuples(
+    st.sampled_from([[1] * 40, [1, 2] * 20]).flatmap(lambda ids: st.integers(1, 40).map(lambda count: ids[:count]))
+    | st.lists(st.integers(1, 2), min_size=1, max_size=8)
+    | st.integers(1, 8),
+    st.integers(1, 4) | st.integers(5, 50),
+    wishes,
+)
+
+
 class Filling(RuleBasedStateMachine):
     """A scheduler and its inputs: whatever was planned, the tensors are those of the slow model, or an error."""
 
-    @initialize(config=configs(max_model_len=40), buffers=buffer_counts)
-    def start(self, config, buffers):
+    @initialize(config=configs(max_model_len=40), buffers=buffer_counts, first=st.lists(requests, max_size=6))
+    def start(self, config, buffers, first):
         self.config = config
         self.scheduler = BucketScheduler(config)
         self.watched = WatchedInputs(config, buffers=buffers)
         self.entries = {}
         self.due = []  # the pending step and the one ahead of it
         self.old = []  # completed or void ones
+        for name, request in zip(IDS, first, strict=False):
+            self.add(name, request)
 
-    @rule(
-        name=st.sampled_from(IDS),
-        prompt=st.lists(st.integers(1, 2), min_size=1, max_size=40) | st.integers(1, 12),
-        max_tokens=st.integers(1, 4) | st.integers(1, 50),
-        wishes=wishes,
-    )
-    def add(self, name, prompt, max_tokens, wishes):
+    @rule(name=st.sampled_from(IDS), request=requests)
+    def add(self, name, request):
+        prompt, max_tokens, wishes = request
         top_k, top_p, temperature = wishes
         options = {"top_k": top_k, "top_p": top_p, "temperature": temperature, "stop_token_ids": [3]}
         with contextlib.suppress(ValueError):
@@ -336,10 +346,26 @@ class Filling(RuleBasedStateMachine):
             entry.live = outcome.finish_reason is None
         self.old.append(planned)
 
-    @precondition(lambda self: self.due)
     @rule(
-        which=st.integers(0, 1), way=st.sampled_from(["plain", "list", "call"]), token=tokens, bucket=st.integers(0, 4)
+        count=st.integers(2, 8),
+        ahead=st.integers(0, 1),
+        ids=st.lists(st.sampled_from([1, 1, 2, 2, 2, 3]), min_size=1),
+        way=st.sampled_from(WAYS),
+        token=tokens,
+        bucket=st.integers(0, 9),
     )
+    def steps(self, count, ahead, ids, way, token, bucket):
+        """As an engine runs: each step is filled once it is planned, perhaps while the one before it runs."""
+        for _ in range(count):
+            while len(self.due) < 1 + ahead:
+                self.schedule(ahead=bool(self.due))
+            self.fill(which=ahead, way=way, token=token, bucket=bucket)
+            if self.due[0].values.kind == "idle":
+                return
+            self.complete(ids=ids, told=True)
+
+    @precondition(lambda self: self.due)
+    @rule(which=st.integers(0, 1), way=st.sampled_from(WAYS), token=tokens, bucket=st.integers(0, 4))
     def fill(self, which, way, token, bucket):
         planned = self.due[min(which, len(self.due) - 1)]
         if planned.values.kind == "idle":
