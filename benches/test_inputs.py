@@ -1,0 +1,180 @@
+"""Filling the arrays of a step against numpy, and against a plain copy of the bytes that a fill writes."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from padding import Copied, Decodes, PersistentDecode, Prompt, TunedPrefill, decode_from_flat, prefill_allocating
+
+import oracle_inputs
+from neuron_sched import BucketScheduler, NeuronConfig, PaddedInputs, Request
+
+VOCAB = 128_256
+BLOCK_SIZE = 16
+ROWS = 1024
+WIDTH = 256
+
+
+def token_ids(count, seed=0):
+    return np.random.default_rng(seed).integers(0, VOCAB, count).tolist()
+
+
+# Prefill: 8,192 tokens of one prompt, which the scheduler holds
+
+
+class Prefill:
+    """A planned prefill step, and the same prompt as the baselines take it."""
+
+    def __init__(self, count):
+        self.config = NeuronConfig(
+            max_num_seqs=8, max_num_batched_tokens=8192, max_model_len=16384, block_size=32, num_blocks=1024
+        )
+        self.ids = token_ids(count)
+        self.scheduler = BucketScheduler(self.config)
+        self.scheduler.add(Request("a", self.ids, 4, top_k=40, top_p=0.5, temperature=0.25))
+        self.step = self.scheduler.schedule()
+        assert (self.step.kind, self.step.num_scheduled_tokens) == ("prefill", {"a": count})
+        blocks = np.array(self.step.block_ids("a"), np.int32)
+        self.prompt = Prompt(np.array(self.ids, np.int32), 0, blocks, np.array([40, 0.5, 0.25], np.float32))
+        wishes = {"a": (40, 0.5, 0.25)}
+        self.expected = oracle_inputs.of_step(self.config, self.step, {"a": self.ids}, wishes)[1]
+
+    def ours(self, **options):
+        inputs, step = PaddedInputs(self.config, **options), self.step
+        oracle_inputs.assert_equal(inputs.fill(step).arrays(), self.expected)
+        return lambda: inputs.fill(step)
+
+
+@pytest.fixture(scope="module")
+def prefill():
+    return Prefill(8192)
+
+
+def test_prefill_of_8192_against_allocating_numpy(ratio, prefill):
+    config, prompt, ours = prefill.config, prefill.prompt, prefill.ours()
+    oracle_inputs.assert_equal(prefill_allocating(config, prompt), prefill.expected)
+    ratio(lambda: prefill_allocating(config, prompt), ours, at_least=5)
+
+
+def test_prefill_of_8192_against_tuned_numpy(ratio, prefill):
+    tuned, prompt, ours = TunedPrefill(prefill.config), prefill.prompt, prefill.ours()
+    oracle_inputs.assert_equal(tuned.fill(prompt), prefill.expected)
+    ratio(lambda: tuned.fill(prompt), ours, at_least=2.5)
+
+
+def test_prefill_of_8192_against_a_copy_of_its_bytes(ratio, prefill):
+    copied, ours = Copied(prefill.expected), prefill.ours()
+    ratio(ours, copied.fill, below=3)
+
+
+def test_prefill_of_8192_with_a_vocabulary_against_tuned_numpy(ratio, prefill):
+    tuned, prompt, ours = TunedPrefill(prefill.config), prefill.prompt, prefill.ours(vocab_size=VOCAB)
+    oracle_inputs.assert_equal(tuned.fill(prompt), prefill.expected)
+    ratio(lambda: tuned.fill(prompt), ours)
+
+
+def test_prefill_of_5000_in_8192_against_tuned_numpy(ratio):
+    padded = Prefill(5000)
+    tuned, prompt, ours = TunedPrefill(padded.config), padded.prompt, padded.ours()
+    oracle_inputs.assert_equal(tuned.fill(prompt), padded.expected)
+    oracle_inputs.assert_equal(prefill_allocating(padded.config, prompt), padded.expected)
+    ratio(lambda: tuned.fill(prompt), ours)
+
+
+# Decode: 1,024 rows of nearly 4,096 tokens, in tables of 256 blocks
+
+
+class Decoding:
+    """A planned decode step of 1,024 requests of different lengths, and the same rows as the baselines take them.
+
+    `odd`: only one row takes a block between this step and the next one, else about one in sixteen.
+    """
+
+    def __init__(self, seed=0, odd=False):
+        self.config = NeuronConfig(
+            max_num_seqs=ROWS,
+            max_num_batched_tokens=BLOCK_SIZE * WIDTH,
+            max_model_len=BLOCK_SIZE * WIDTH,
+            block_size=BLOCK_SIZE,
+            num_blocks=ROWS * WIDTH,
+        )
+        self.scheduler = BucketScheduler(self.config)
+        random = np.random.default_rng(seed)
+        lengths = random.integers(3700, 4080, ROWS)
+        if odd:
+            lengths = lengths // BLOCK_SIZE * BLOCK_SIZE + 4
+            lengths[ROWS // 2] += BLOCK_SIZE - 5
+        ids = token_ids(BLOCK_SIZE * WIDTH, seed)
+        self.sequences = {}
+        for at, length in enumerate(lengths.tolist()):
+            name = f"request-{at}"
+            self.scheduler.add(Request(name, ids[:length], 12, top_k=at, temperature=0.5))
+            step = self.scheduler.schedule()
+            self.scheduler.complete(step, [at])
+            self.sequences[name] = [*ids[:length], at]
+        self.wishes = {f"request-{at}": (at, 1.0, 0.5) for at in range(ROWS)}
+        self.step = self.scheduler.schedule()
+        assert (self.step.kind, len(self.step)) == ("decode", ROWS)
+        self.lengths = lengths
+
+    @property
+    def expected(self):
+        return oracle_inputs.of_step(self.config, self.step, self.sequences, self.wishes)[1]
+
+    def rows(self):
+        columns = np.arange(ROWS)
+        sampling = np.stack([columns, np.ones(ROWS), np.full(ROWS, 0.5)], axis=1).astype(np.float32)
+        return Decodes(columns.astype(np.int32), self.lengths.astype(np.int64), sampling)
+
+    def blocks(self):
+        return [self.step.block_ids(f"request-{at}") for at in range(ROWS)]
+
+    def persistent(self, numbers=None):
+        """A table with the blocks of the requests, each in the row of its number."""
+        kept = PersistentDecode(self.config)
+        for number, blocks in zip(range(ROWS) if numbers is None else numbers, self.blocks(), strict=True):
+            kept.table[number, : len(blocks)] = blocks
+        return kept
+
+    def ours(self, **options):
+        inputs, step = PaddedInputs(self.config, **options), self.step
+        oracle_inputs.assert_equal(inputs.fill(step).arrays(), self.expected)
+        return lambda: inputs.fill(step)
+
+
+@cache
+def decoding():
+    return Decoding()
+
+
+def test_decode_of_1024_against_numpy_from_flat_ids(ratio):
+    state, rows = decoding(), decoding().rows()
+    lists = state.blocks()
+    flat, lengths = np.array([block for blocks in lists for block in blocks], np.int32), np.array([*map(len, lists)])
+    oracle_inputs.assert_equal(decode_from_flat(state.config, rows, flat, lengths), state.expected)
+    ratio(lambda: decode_from_flat(state.config, rows, flat, lengths), state.ours(), at_least=5)
+
+
+def test_decode_of_1024_against_numpy_from_a_padded_table(ratio):
+    state, rows, kept = decoding(), decoding().rows(), decoding().persistent()
+    oracle_inputs.assert_equal(kept.fill(rows), state.expected)
+    ratio(lambda: kept.fill(rows), state.ours(), at_least=1.3)
+
+
+def test_decode_of_1024_against_numpy_that_gathers_from_a_padded_table(ratio):
+    """Requests stay in the row of the table that they began in, so those of a step are picked out of it."""
+    numbers = np.random.default_rng(0).permutation(ROWS)
+    state, rows, kept = decoding(), decoding().rows(), decoding().persistent(numbers)
+    oracle_inputs.assert_equal(kept.fill(rows, numbers), state.expected)
+    ratio(lambda: kept.fill(rows, numbers), state.ours())
+
+
+def test_decode_of_1024_against_a_copy_of_its_bytes(ratio):
+    copied, ours = Copied(decoding().expected), decoding().ours()
+    ratio(ours, copied.fill, below=3)
+
+
+def test_decode_of_1024_with_a_vocabulary_against_numpy_from_a_padded_table(ratio):
+    state, rows, kept = decoding(), decoding().rows(), decoding().persistent()
+    oracle_inputs.assert_equal(kept.fill(rows), state.expected)
+    ratio(lambda: kept.fill(rows), state.ours(vocab_size=VOCAB))
