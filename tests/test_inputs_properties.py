@@ -170,7 +170,7 @@ def damaged(draw, config, rows, vocab_size):
     if kind == "none" and prefill:
         row["token_ids"] = []
         return rows, rf"rows\[{at}\].*token_ids"
-    wrong = draw(st.integers(vocab_size, vocab_size + 2) | st.just(2**31 - 1))
+    wrong = draw(st.integers(vocab_size, min(vocab_size + 2, 2**31 - 1)) | st.just(2**31 - 1))
     if prefill:
         row["token_ids"] = [*row["token_ids"]]
         row["token_ids"][draw(st.integers(0, count - 1))] = wrong
