@@ -6,8 +6,10 @@ import pytest
 from bucket_setup import counts
 from inputs_setup import arrays, roomy
 from neuron_sched import BucketScheduler, DecodeRow, PaddedInputs, PrefillRow, Request
+from oracle_inputs import assert_equal
 
 NOBODY = [-1.0, 1.0, 0.0]
+NAMED = [(1, "a"), (2, "b"), (3, "c"), (4, "d")]
 
 
 def write(kv, batch, values):
@@ -342,3 +344,53 @@ def test_example_the_context_bucket_is_the_smallest_that_holds_the_real_rows():
     assert shape(3, 32, 5) == ("decode", 8, 64)
     batch = inputs.decode([DecodeRow(5, 20, [3, 2, 1])])
     assert batch.block_table.tolist() == [[3, 2], [-1, -1]]
+
+
+# Buffers
+
+
+def test_a_kept_batch_shows_the_newer_step_and_a_copy_does_not():
+    inputs = PaddedInputs(roomy())
+    first = inputs.prefill([PrefillRow([1, 2, 3], 0, [4], request_id="a")])
+    copy, arrays_before = first.copy(), arrays(first)
+    kept = {name: array.copy() for name, array in arrays_before.items()}
+    second = inputs.prefill([PrefillRow([9], 5, [6], request_id="b")])
+    assert [name for name, array in arrays(second).items() if array is not arrays_before[name]] == []
+    assert first.input_ids[:3].tolist() == [9, 0, 0], "nothing of the three tokens is left"
+    assert (first.request_ids, first.num_real_tokens) == (("a",), 3)
+    assert (copy.kind, copy.shape, copy.request_ids, copy.num_real_tokens) == ("prefill", first.shape, ("a",), 3)
+    assert_equal(arrays(copy), kept)
+    for name, array in arrays(copy).items():
+        assert not np.shares_memory(array, arrays_before[name]), name
+        assert array.ctypes.data % 64 == 0 and array.flags.c_contiguous, name
+
+
+def test_two_batches_in_flight():
+    inputs = PaddedInputs(roomy(), buffers=2)
+    batches = [inputs.decode([DecodeRow(token, 5, [token])]) for token in (1, 2)]
+    assert [batch.input_ids.tolist() for batch in batches] == [[1], [2]]
+    third = inputs.decode([DecodeRow(3, 5, [3])])
+    assert third.input_ids is batches[0].input_ids
+    assert [batch.input_ids.tolist() for batch in batches] == [[3], [2]]
+    with pytest.raises(ValueError, match="block_ids: 0"):
+        inputs.decode([DecodeRow(4, 5, [0])])
+    fourth = inputs.decode([DecodeRow(5, 5, [5])])
+    assert fourth.input_ids is batches[1].input_ids, "what was refused took no turn"
+    assert inputs.decode([DecodeRow(6, 5, [6])] * 2).input_ids.tolist() == [6, 6], "another shape has other buffers"
+    assert [batch.input_ids.tolist() for batch in batches] == [[3], [5]]
+
+
+def test_shrinking_growing_and_reordered_batches():
+    config = roomy(max_model_len=64, num_seqs_buckets=[8])
+    inputs = PaddedInputs(config)
+    rows = {name: DecodeRow(at, 10 * at, list(range(10 * at, 10 * at + at)), request_id=name) for at, name in NAMED}
+    for order in ("abcd", "d", "cab", "", "dcba", "b", "abcd"):
+        batch = inputs.dummy(("decode", 8, 64)) if not order else inputs.decode([rows[name] for name in order])
+        chosen, rest = [rows[name] for name in order], 8 - len(order)
+        tables = [[*row.block_ids, *[-1] * (4 - len(row.block_ids))] for row in chosen]
+        assert batch.request_ids == tuple(order)
+        assert batch.input_ids.tolist() == [row.token_id for row in chosen] + [0] * rest
+        assert batch.block_table.tolist() == tables + [[-1] * 4] * rest
+        assert batch.context_lens.tolist() == [row.position + 1 for row in chosen] + [0] * rest
+        slots = [16 * row.block_ids[row.position // 16] + row.position % 16 for row in chosen]
+        assert batch.slot_mapping.tolist() == slots + [-1] * rest
