@@ -20,10 +20,11 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # vLLM has an environment of its own, outside the checkout: tests/vllm_env.sh. It says what the first call costs.
 VLLM := PYTHON=$(PYTHON) tests/vllm_env.sh
 VLLM_TESTS = $(wildcard tests/test_vllm_*.py)
+TORCH_TESTS = $(wildcard tests/test_torch_*.py)
 # Other releases, on which the tests drive the schedulers only.
 MATRIX := $(addprefix test-vllm-,0.24.0 0.26.0 0.28.0 0.30.0 0.33.0)
 
-.PHONY: help demo test test-core test-vllm test-matrix $(MATRIX) test-full test-slow lint format bench instructions \
+.PHONY: help demo test test-core test-torch test-vllm test-matrix $(MATRIX) test-full test-slow lint format bench instructions \
 	wheel vllm-env clean
 
 help: ## Print this list.
@@ -34,7 +35,7 @@ demo: $(RELEASE) ## Replay a built-in chat workload twice, with one setting chan
 	@printf '\nNow the same requests with 32 slots instead of 96. See how long the first token takes:\n\n'
 	@$(BIN)/neuron-sched replay --max-num-seqs 32
 
-test: vllm-env test-core test-vllm ## Run every test but the slow ones, on one release of vLLM.
+test: vllm-env test-core test-torch test-vllm ## Run every test but the slow ones, on one release of vLLM.
 
 test-core: $(DEBUG) ## Without vLLM: Rust, doc tests, Python, README and docstring examples.
 	if cargo nextest --version >/dev/null 2>&1; \
@@ -42,6 +43,9 @@ test-core: $(DEBUG) ## Without vLLM: Rust, doc tests, Python, README and docstri
 	else cargo test --locked --workspace --exclude neuron-sched-python --all-targets; fi
 	cargo test --locked --workspace --exclude neuron-sched-python --doc
 	$(BIN)/pytest
+
+test-torch: $(DEBUG) ## The tests with torch, which is in the environment of vLLM: compiled models, the examples.
+	$(VLLM) python -m pytest $(TORCH_TESTS)
 
 test-vllm: $(DEBUG) ## The tests with vLLM 0.32: scheduler, engine, server.
 	$(VLLM) python -m pytest -m 'not slow_server' $(VLLM_TESTS)
