@@ -53,6 +53,7 @@ BAD_PREFILLS = {
     "token_ids": [[], *[[1, value] for value in NO_COUNT], *NO_IDS],
     "start": NO_COUNT,
     "block_ids": [[], *[[1, value] for value in NO_COUNT], *NO_IDS],
+    "emits": [None, 0, 1, 1.0, "True", [True], Hostile()],
     **BAD_OPTIONS,
 }
 BAD_DECODES = {

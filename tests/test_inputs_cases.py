@@ -177,8 +177,26 @@ def test_r08_a_chunk_in_the_middle_emits_nothing():
     s.add(Request("a", list(range(200)), 3))
     batch, outcomes = advance(s, inputs, [None])
     assert (batch.num_real_tokens, batch.logits_index.tolist(), outcomes) == (128, [127], [])
+    assert batch.emits == batch.copy().emits == [False]
     batch, outcomes = advance(s, inputs, [4])
     assert (batch.num_real_tokens, batch.logits_index.tolist(), outcomes) == (72, [71], [("a", 4, None)])
+    assert batch.emits == [True]
+
+
+def test_r08_each_row_says_whether_it_emits():
+    config = roomy(max_num_batched_tokens=128, max_prefills_per_batch=2)
+    s, inputs = BucketScheduler(config), PaddedInputs(config)
+    s.add(Request("a", list(range(60)), 3))
+    s.add(Request("b", list(range(50)), 3))
+    for shape in [("prefill", 128), ("decode", 2, 1024)]:
+        step = s.schedule()
+        batch = inputs.fill(step)
+        assert (batch.shape, batch.emits) == (shape, [True, True])
+        s.complete(step, [4, 5])
+    rows = [PrefillRow([1], 0, [1], emits=False), PrefillRow([2], 0, [2])]
+    assert inputs.prefill(rows).emits == [False, True]
+    assert inputs.decode([DecodeRow(1, 5, [1])]).emits == [True]
+    assert inputs.dummy(("prefill", 128)).emits == []
 
 
 def test_b03_no_tensor_of_another_length():

@@ -643,6 +643,10 @@ class Batch:
         """Real tokens of a prefill, real rows of a decode step."""
 
     @property
+    def emits(self) -> list[bool]:
+        """Whether each real row emits a token: all do but chunks in the middle of a prompt; a new list."""
+
+    @property
     def num_padded_tokens(self) -> int:
         """The compiled size: tokens of a prefill, rows of a decode step, padding included."""
 

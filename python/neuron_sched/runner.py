@@ -27,13 +27,15 @@ class PrefillRow(_Row):
 
     `token_ids` are those to compute, at least one, as a sequence or an array; `start` is the position of the first of
     them, so the number of tokens that the KV cache holds already; `block_ids` are the request's KV blocks, from 1, in
-    order of position, enough for its last token. For the sampler: `top_k` (-1 is off), `top_p` (above 0; 1 is off),
-    `temperature` (0 is greedy). `request_id` comes back in `Batch.request_ids`.
+    order of position, enough for its last token. `emits` is false for a chunk in the middle of the prompt. For the
+    sampler: `top_k` (-1 is off), `top_p` (above 0; 1 is off), `temperature` (0 is greedy). `request_id` comes back in
+    `Batch.request_ids`, `emits` in `Batch.emits`.
     """
 
     token_ids: Sequence[int]
     start: int
     block_ids: Sequence[int]
+    emits: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,8 @@ impl PaddedInputs {
         });
         written?.map_err(|refused| refused.told(py, step))?;
         self.keep(shape)?;
-        Ok(Batch::new(buffers, step.batch.ids(py), planned.total()))
+        let batch = Batch::new(buffers, step.batch.ids(py), planned.total());
+        Ok(batch.emitting((0..planned.rows().len()).map(|at| planned.emits(at))))
     }
 
     fn fill_decode(&self, py: Python<'_>, step: &Step, given: &Given<'_>, bucket: Option<i64>) -> PyResult<Batch> {
@@ -186,6 +187,7 @@ impl PaddedInputs {
     fn prefill(&self, rows: &Bound<'_, PyAny>) -> PyResult<Batch> {
         let py = rows.py();
         let (rows, ids) = read_rows(rows, "PrefillRow", PrefillRow::read)?;
+        let emits: Vec<bool> = rows.iter().map(|row| row.emits).collect();
         let rows: Vec<fill::PrefillRow<'_>> = rows.iter().map(PrefillRow::borrow).collect();
         let shape = self.memory.with(|memory| self.layout.check_prefill(&rows, &mut memory.seen))?;
         let shape = shape.map_err(|error| to_py(&error))?;
@@ -193,7 +195,7 @@ impl PaddedInputs {
         buffers.write_prefill(py, rows.iter().copied())?;
         self.keep(shape)?;
         let total: usize = rows.iter().map(|row| row.tokens.len()).sum();
-        Ok(Batch::new(buffers, ids, u32::try_from(total).expect("at most a bucket")))
+        Ok(Batch::new(buffers, ids, u32::try_from(total).expect("at most a bucket")).emitting(emits))
     }
 
     /// The arrays of a decode step of these rows, for callers with a scheduler of their own.

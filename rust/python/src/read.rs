@@ -50,6 +50,10 @@ impl Read {
         Ok(u32::try_from(number).expect("in range"))
     }
 
+    pub(crate) fn flag(&self, field: &str, value: &Bound<'_, PyAny>) -> PyResult<bool> {
+        value.extract().map_err(|_| self.type_error(field, value, "True or False"))
+    }
+
     pub(crate) fn top_k(&self, value: &Bound<'_, PyAny>) -> PyResult<i64> {
         self.count("top_k", value, -1..=TOKENS_MAX.into())
     }

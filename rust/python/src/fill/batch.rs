@@ -19,11 +19,19 @@ pub(crate) struct Batch {
     /// Real tokens of a prefill, real rows of a decode step.
     #[pyo3(get)]
     num_real_tokens: u32,
+    /// By row; `None` when every row emits.
+    emits: Option<Arc<[bool]>>,
 }
 
 impl Batch {
+    /// A batch whose rows all emit a token.
     pub(crate) fn new(buffers: Arc<Buffers>, request_ids: Py<PyTuple>, num_real_tokens: u32) -> Self {
-        Self { buffers, request_ids, num_real_tokens }
+        Self { buffers, request_ids, num_real_tokens, emits: None }
+    }
+
+    /// The same with rows that emit nothing.
+    pub(crate) fn emitting(self, emits: impl IntoIterator<Item = bool>) -> Self {
+        Self { emits: Some(emits.into_iter().collect()), ..self }
     }
 
     fn array(&self, py: Python<'_>, name: &str) -> Option<Py<PyAny>> {
@@ -46,6 +54,13 @@ impl Batch {
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         key(py, self.buffers.shape)
+    }
+
+    /// Whether each real row emits a token: all do but chunks in the middle of a prompt; a new list.
+    #[getter]
+    fn emits(&self, py: Python<'_>) -> Vec<bool> {
+        let every = || vec![true; self.request_ids.bind(py).len()];
+        self.emits.as_ref().map_or_else(every, |emits| emits.to_vec())
     }
 
     /// The compiled size: tokens of a prefill, rows of a decode step, padding included.
@@ -128,7 +143,8 @@ impl Batch {
     /// The same in memory of its own, which no fill writes to.
     fn copy(&self, py: Python<'_>) -> PyResult<Self> {
         let buffers = Arc::new(self.buffers.copy(py)?);
-        Ok(Self { buffers, request_ids: self.request_ids.clone_ref(py), num_real_tokens: self.num_real_tokens })
+        let (request_ids, emits) = (self.request_ids.clone_ref(py), self.emits.clone());
+        Ok(Self { buffers, request_ids, num_real_tokens: self.num_real_tokens, emits })
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {

@@ -15,6 +15,8 @@ pub(super) struct PrefillRow {
     start: u32,
     blocks: Vec<u32>,
     sampling: Sampling,
+    /// Whether the prompt ends with these tokens.
+    pub(super) emits: bool,
 }
 
 impl PrefillRow {
@@ -24,11 +26,12 @@ impl PrefillRow {
             start: read.number("start", &row.getattr("start")?, 0)?,
             blocks: read.ids("block_ids", &row.getattr("block_ids")?, "a sequence of block ids")?,
             sampling: read_sampling(read, row)?,
+            emits: read.flag("emits", &row.getattr("emits")?)?,
         })
     }
 
     pub(super) fn borrow(&self) -> fill::PrefillRow<'_> {
-        let Self { tokens, start, blocks, sampling } = self;
+        let Self { tokens, start, blocks, sampling, emits: _ } = self;
         fill::PrefillRow { tokens, start: *start, blocks, sampling: *sampling }
     }
 }
