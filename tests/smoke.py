@@ -6,16 +6,20 @@ import sys
 from pathlib import Path
 
 import neuron_sched
-from neuron_sched import BucketScheduler, NeuronConfig, Request
+from neuron_sched import BucketScheduler, NeuronConfig, PaddedInputs, Request
 
 info = neuron_sched.build_info()
 assert info["profile"] == "release", info
 
-scheduler = BucketScheduler(
-    NeuronConfig(max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=4096, block_size=32, num_blocks=1024)
+config = NeuronConfig(
+    max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=4096, block_size=32, num_blocks=1024
 )
-scheduler.add(Request("a", prompt=1500, max_tokens=16))
-assert scheduler.schedule().num_scheduled_tokens_padded == {"a": 2048}
+scheduler = BucketScheduler(config)
+scheduler.add(Request("a", prompt=range(1500), max_tokens=16))
+step = scheduler.schedule()
+assert step.num_scheduled_tokens_padded == {"a": 2048}
+batch = PaddedInputs(config).fill(step)
+assert (batch.shape, batch.slot_mapping[[0, 1499, 1500]].tolist()) == (("prefill", 2048), [32, 1531, -1])
 
 # The command, its cost profiles and JSON need no optional dependency; its tables do.
 command = Path(sys.executable).with_name("neuron-sched")
