@@ -11,9 +11,7 @@ from neuron_sched import BucketScheduler, NeuronConfig, PaddedInputs, Request
 info = neuron_sched.build_info()
 assert info["profile"] == "release", info
 
-config = NeuronConfig(
-    max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=4096, block_size=32, num_blocks=1024
-)
+config = NeuronConfig(max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=4096, block_size=32, num_blocks=1024)
 scheduler = BucketScheduler(config)
 scheduler.add(Request("a", prompt=range(1500), max_tokens=16))
 step = scheduler.schedule()
