@@ -20,7 +20,7 @@ LAYERS = [
     {"config", "kv_cache"},
     {"ledger", "phase", "chunk"},
     {"step", "cost", "fill"},
-    {"exclusive", "gate", "mixed"},
+    {"exclusive", "gate", "mixed", "worker"},
     {"sim"},
 ]
 # They answer for the queue and the blocks of others too (those of vLLM), so they have none of their own.

@@ -27,3 +27,4 @@ pub mod queue;
 pub mod request;
 pub mod sim;
 pub mod step;
+pub mod worker;

@@ -74,7 +74,7 @@ impl Layout {
     }
 
     /// Refuses block ids that are none, or that come twice.
-    pub fn check_blocks(&self, blocks: &[u32], seen: &mut Seen) -> Result<(), Fault> {
+    pub fn check_blocks<'a>(&self, blocks: impl IntoIterator<Item = &'a u32>, seen: &mut Seen) -> Result<(), Fault> {
         seen.by.resize(self.num_blocks as usize + 1, 0);
         seen.row += 1;
         for &block in blocks {

@@ -71,6 +71,16 @@ impl Layout {
         }
     }
 
+    /// Sizes of prefills, ascending.
+    pub fn token_buckets(&self) -> &[u32] {
+        self.token_buckets.sizes()
+    }
+
+    /// Sizes of decodes, ascending.
+    pub fn seqs_buckets(&self) -> &[u32] {
+        self.seqs_buckets.sizes()
+    }
+
     /// The smallest shape that holds `tokens` prompt tokens of `rows` requests.
     pub fn prefill(&self, rows: usize, tokens: u64) -> Result<Shape, Error> {
         if rows == 0 {

@@ -1,0 +1,182 @@
+//! What a worker knows of the requests that an engine's scheduler lets it run: tokens, KV blocks, sampling.
+//!
+//! Such a scheduler tells a request once, and from then on only what is new. The worker keeps the rest, adds the
+//! tokens that were sampled, and so has every row of a step as the tensors want it ([`crate::fill`]).
+//!
+//! A step is checked whole before anything is changed: [`Worker::plan`] answers what it would be, and
+//! [`Worker::commit`], which cannot fail, does it. Counts and positions are the scheduler's: what it takes back,
+//! the worker forgets. Several steps may be in flight, so a token may be unknown when the step that computes it
+//! is filled; and a request that ended, or was set back, has no more to do with the steps that were filled before.
+
+mod plan;
+mod request;
+mod told;
+
+use std::collections::VecDeque;
+
+use crate::error::{Error, Fault};
+use crate::fill::{DecodeRow, Layout, PrefillRow, Seen};
+use crate::request::{Row, Rows, UNKNOWN_TOKEN};
+
+pub use plan::Plan;
+pub use told::{Told, ToldRow, Who};
+
+use plan::Planned;
+use request::Request;
+
+/// Tokens, blocks and sampling of the requests that a worker runs.
+#[derive(Clone, Debug)]
+pub struct Worker {
+    layout: Layout,
+    requests: Rows<Request>,
+    in_flight: VecDeque<Vec<Filled>>,
+    seen: Seen,
+}
+
+/// A row of a step that was filled and whose outcome is not known.
+#[derive(Clone, Copy, Debug)]
+struct Filled {
+    row: Row,
+    /// That of the request then.
+    turn: u32,
+    planned: Planned,
+}
+
+impl Worker {
+    /// Knows nobody yet.
+    pub fn new(layout: Layout) -> Self {
+        Self { layout, requests: Rows::default(), in_flight: VecDeque::new(), seen: Seen::default() }
+    }
+
+    /// Requests that are known.
+    pub fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Whether nobody is known.
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// Steps that were filled and not accepted.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Sets the tokens of decode rows that the caller knows, by row; none for a prefill. Refused while one is unknown.
+    pub fn give(&self, plan: &mut Plan, given: &[Option<u32>]) -> Result<(), Error> {
+        for (at, row) in plan.rows.iter_mut().enumerate() {
+            let fault = |fault| Error::Row { at, fault };
+            if let Some(token) = given.get(at).copied().flatten() {
+                self.check_tokens("tokens", &[token]).map_err(fault)?;
+                row.token = token;
+            }
+            if row.token == UNKNOWN_TOKEN {
+                let expected = "that of fill(), or that of the step that samples it, by accept(), before";
+                return Err(fault(Fault::new("tokens", format!("none at position {}", row.start), expected)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets who ended.
+    pub fn finish(&mut self, finished: &[Row]) {
+        for &row in finished {
+            self.requests.remove(row);
+        }
+    }
+
+    /// Does what was planned, all tokens of which are known; at most, steps were accepted since. Returns the handles
+    /// of the rows.
+    pub fn commit(&mut self, told: Told, plan: Plan) -> impl Iterator<Item = Row> + '_ {
+        self.finish(&told.finished);
+        let rows = told.rows.into_iter().zip(plan.rows);
+        let filled = rows.filter_map(|(told, planned)| self.update(told, planned)).collect();
+        self.in_flight.push_back(filled);
+        self.last().map(|filled| filled.row)
+    }
+
+    /// `None` for a handle that finds nobody, which a plan has refused.
+    fn update(&mut self, ToldRow { who, blocks, .. }: ToldRow, planned: Planned) -> Option<Filled> {
+        let row = match who {
+            Who::New { tokens, prompt, sampling, replaces } => {
+                if let Some(row) = replaces {
+                    self.requests.remove(row);
+                }
+                let prompt = u32::try_from(prompt).ok()?;
+                self.requests.insert(Request { tokens, blocks, prompt, sampling, end: 0, turn: 0 })
+            }
+            Who::Known { row, outputs } => {
+                let request = self.requests.get_mut(row)?;
+                request.blocks.extend_from_slice(&blocks);
+                request.forget(outputs);
+                row
+            }
+            Who::Resumed { row, outputs, tokens } => {
+                let request = self.requests.get_mut(row)?;
+                (request.tokens, request.blocks) = (tokens, blocks);
+                request.forget(outputs);
+                request.turn += 1;
+                row
+            }
+        };
+        let request = self.requests.get_mut(row)?;
+        request.go_on(planned.start, planned.end);
+        Some(Filled { row, turn: request.turn, planned })
+    }
+
+    fn last(&self) -> impl Iterator<Item = &Filled> {
+        self.in_flight.back().into_iter().flatten()
+    }
+
+    /// The rows of the step that was committed last, a prefill.
+    pub fn prefill_rows(&self) -> impl Iterator<Item = PrefillRow<'_>> {
+        self.last().filter_map(|&Filled { row, planned: Planned { start, end, .. }, .. }| {
+            let Request { tokens, blocks, sampling, .. } = self.requests.get(row)?;
+            let tokens = tokens.get(start as usize..end as usize)?;
+            Some(PrefillRow { tokens, start, blocks, sampling: *sampling })
+        })
+    }
+
+    /// The rows of the step that was committed last, a decode.
+    pub fn decode_rows(&self) -> impl Iterator<Item = DecodeRow<'_>> {
+        self.last().filter_map(|&Filled { row, planned: Planned { start, token, .. }, .. }| {
+            let Request { blocks, sampling, .. } = self.requests.get(row)?;
+            Some(DecodeRow { token, position: start, blocks, sampling: *sampling, drafts: 0 })
+        })
+    }
+
+    /// Takes what the oldest step in flight has sampled: a token for each row that emits, `None` for a chunk in the
+    /// middle of a prompt. Of a request that is gone, or was set back since, nothing is looked at.
+    pub fn accept(&mut self, sampled: &[Option<u32>]) -> Result<(), Error> {
+        let Some(filled) = self.in_flight.front() else {
+            return Err(Error::NotDue("accept: no step was filled that was not accepted"));
+        };
+        if filled.len() != sampled.len() {
+            let (value, rows) = (format!("{} entries", sampled.len()), filled.len());
+            return Err(Error::invalid("sampled", value, format!("one for each of {rows} rows")));
+        }
+        for (at, (&Filled { row, turn, planned }, &token)) in filled.iter().zip(sampled).enumerate() {
+            if self.requests.get(row).is_some_and(|request| request.turn == turn) {
+                self.check_sampled(planned, token).map_err(|fault| Error::Row { at, fault })?;
+            }
+        }
+        let filled = self.in_flight.pop_front().unwrap_or_default();
+        for (Filled { row, turn, planned }, &token) in filled.into_iter().zip(sampled) {
+            let living = self.requests.get_mut(row).filter(|request| request.turn == turn);
+            if let (Some(request), Some(token)) = (living, token) {
+                request.learn(planned.end, token);
+            }
+        }
+        Ok(())
+    }
+
+    fn check_sampled(&self, planned: Planned, token: Option<u32>) -> Result<(), Fault> {
+        match token {
+            Some(token) if planned.emits => self.check_tokens("sampled", &[token]),
+            Some(token) => Err(Fault::new("sampled", token, "[] for a chunk in the middle of a prompt")),
+            None if planned.emits => Err(Fault::new("sampled", "[]", "one token")),
+            None => Ok(()),
+        }
+    }
+}
