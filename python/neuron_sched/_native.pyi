@@ -876,6 +876,48 @@ class Gate:
         """KV blocks of a sequence of `max_model_len`."""
 
 @final
+class Worker:
+    """What `VllmInputs` keeps of the requests of a vLLM worker; its methods may change with it."""
+
+    def __new__(cls, inputs: PaddedInputs) -> Worker: ...
+    def fill(
+        self,
+        step: tuple[Any, ...],
+        tokens: Sequence[int | None] | Callable[[list[str]], Sequence[int | None]] | None = None,
+        context_bucket: int | None = None,
+    ) -> Batch | None:
+        """The arrays of a step; None when nobody is scheduled. A refused step changes nothing.
+
+        `step`: counts by id in batch order, padded counts by id, padded rows of a decode (0 for a prefill), ids that
+        ended, then those who are told:
+
+        - the new ones: (id, prompt and outputs, tokens of the prompt, ([block id, ...],), computed tokens,
+          (`top_k`, `top_p`, `temperature`)), each;
+        - the known ones, as a tuple of lists: ids, computed tokens, ([new block id, ...],) or None each, outputs with
+          those of steps in flight; and behind the lists a dict of those among them that start over, {id: tokens},
+          whose blocks are all that they have.
+
+        RuntimeError while another fill of the same object runs.
+        """
+
+    def accept(self, sampled: Sequence[Sequence[int]]) -> None:
+        """Takes what the oldest step in flight has sampled: one list a row, with its token, or empty for a chunk in
+        the middle of a prompt. ValueError when no step is in flight, and for a row with too few tokens or too many.
+        """
+
+    @property
+    def inputs(self) -> PaddedInputs:
+        """Where the steps are written."""
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that are known."""
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that were filled and not accepted."""
+
+@final
 class TraceRequest:
     """One request of a workload; an immutable value.
 

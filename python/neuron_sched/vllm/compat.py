@@ -302,6 +302,11 @@ def join_block_state(first: Any, second: Any) -> Any:
     return second
 
 
+def replaced_tables(output: Any) -> dict[str, Any]:
+    """Block tables that a worker is told whole although their requests go on (0.30; a connector's doing)."""
+    return getattr(output, "block_table_updates", None) or {}
+
+
 class _Deferred:
     """A connector whose metadata is not built in this pass: the pass that follows in the same call does it."""
 

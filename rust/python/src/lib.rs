@@ -14,6 +14,7 @@ mod scheduler;
 mod simulate;
 mod step;
 mod value;
+mod worker;
 
 use pyo3::prelude::*;
 
@@ -40,6 +41,8 @@ mod _native {
     use super::simulate::{Cost, ReplayReport, TraceRequest, replay};
     #[pymodule_export]
     use super::step::{Outcome, Outcomes, Step};
+    #[pymodule_export]
+    use super::worker::Worker;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -1,0 +1,214 @@
+//! `Worker`: reads what an engine's scheduler tells of a step, and the names of the requests that its worker knows.
+
+mod told;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use neuron_sched_core::config::TOKENS_MAX;
+use neuron_sched_core::error::Error;
+use neuron_sched_core::fill::Shape;
+use neuron_sched_core::request::Row;
+use neuron_sched_core::worker::{self, Plan, Told};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::error::to_py;
+use crate::fill::{Batch, Given, PaddedInputs, bucket, refuse_bucket};
+use crate::guard::Guarded;
+use crate::read::Read;
+use crate::value::{plain, sequence_len, shown};
+
+use told::{StepArguments, ToldStep, name_at};
+
+/// The core, and names for its rows. Nothing that could run Python code is done while it is locked.
+struct Named {
+    core: worker::Worker,
+    rows: HashMap<String, Row>,
+    /// The names of each step in flight, in batch order.
+    in_flight: VecDeque<Py<PyTuple>>,
+}
+
+/// What `VllmInputs` keeps of the requests of a vLLM worker; its methods may change with it.
+#[pyclass(frozen, module = "neuron_sched")]
+pub(crate) struct Worker {
+    /// Where the steps are written.
+    #[pyo3(get)]
+    inputs: Py<PaddedInputs>,
+    named: Guarded<Named>,
+    filling: AtomicBool,
+}
+
+#[pymethods]
+impl Worker {
+    #[new]
+    fn new(inputs: Bound<'_, PaddedInputs>) -> Self {
+        let core = worker::Worker::new(inputs.get().layout().as_ref().clone());
+        let named = Named { core, rows: HashMap::new(), in_flight: VecDeque::new() };
+        Self { inputs: inputs.unbind(), named: Guarded::new(named), filling: AtomicBool::new(false) }
+    }
+
+    /// The arrays of a step; None when nobody is scheduled. A refused step changes nothing.
+    #[pyo3(signature = (step, tokens=None, context_bucket=None))]
+    fn fill(
+        &self,
+        py: Python<'_>,
+        step: StepArguments<'_>,
+        tokens: Option<&Bound<'_, PyAny>>,
+        context_bucket: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Option<Batch>> {
+        let _alone = Alone::enter(&self.filling)?;
+        let given = Given::read(tokens);
+        let bucket = context_bucket.map(bucket).transpose()?;
+        let mut step = ToldStep::read(step)?;
+        if step.is_empty() {
+            self.named.with(|named| named.finish(&step.finished))?;
+            return Ok(None);
+        }
+        if !step.is_decode() {
+            given.refuse_list("a prefill step knows its tokens")?;
+            refuse_bucket(bucket)?;
+        }
+        let told = self.named.with(|named| step.resolve(&named.rows))??;
+        let plan = self.plan(&step, &told, &given, bucket)?;
+        self.commit(py, step, told, plan).map(Some)
+    }
+
+    /// Takes what the oldest step in flight has sampled: one list a row, with its token, or empty for a chunk in the
+    /// middle of a prompt. `ValueError` when no step is in flight, and for a row with too few tokens or too many.
+    fn accept(&self, sampled: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = sampled.py();
+        let names = self.named.with(|named| named.in_flight.front().map(|names| names.clone_ref(py)))?;
+        let name = |at| names.as_ref().map_or(String::new(), |names| name_at(names.bind(py), at));
+        let rows = names.as_ref().map_or(0, |names| names.bind(py).len());
+        let tokens = read_sampled(sampled, rows, name)?;
+        let accepted = self.named.with(|named| {
+            named.core.accept(&tokens)?;
+            Ok(named.in_flight.pop_front())
+        })?;
+        accepted.map(drop).map_err(|error| refused(&error, name))
+    }
+
+    /// Requests that are known.
+    #[getter]
+    fn num_requests(&self) -> PyResult<usize> {
+        self.named.with(|named| named.core.len())
+    }
+
+    /// Steps that were filled and not accepted.
+    #[getter]
+    fn num_in_flight(&self) -> PyResult<usize> {
+        self.named.with(|named| named.core.in_flight())
+    }
+}
+
+impl Worker {
+    /// Checks a step, with the tokens that are not known asked for.
+    fn plan(&self, step: &ToldStep<'_>, told: &Told, given: &Given<'_>, bucket: Option<i64>) -> PyResult<Plan> {
+        let plan = || {
+            let planned = self.named.with(|named| named.core.plan(told, bucket, |at| step.name(at)))?;
+            planned.map_err(|error| refused(&error, |at| step.name(at)))
+        };
+        let mut planned = plan()?;
+        let unknown = || Ok(planned.unknown().collect());
+        let tokens = given.resolve(step.names.py(), step.len(), unknown, |at| step.name(at))?;
+        if matches!(given, Given::Callable(_)) && tokens.is_some() {
+            // The callable may have accepted a step itself.
+            planned = plan()?;
+        }
+        self.named
+            .with(|named| named.core.give(&mut planned, tokens.as_deref().unwrap_or_default()))?
+            .map_err(|error| refused(&error, |at| step.name(at)))?;
+        Ok(planned)
+    }
+
+    /// Takes over what a step tells, and writes it.
+    fn commit(&self, py: Python<'_>, step: ToldStep<'_>, told: Told, plan: Plan) -> PyResult<Batch> {
+        let (shape, total) = (plan.shape(), plan.total());
+        let emits: Vec<bool> = plan.emits().collect();
+        let inputs = self.inputs.get();
+        let buffers = inputs.buffers(py, shape)?;
+        let names = step.names.unbind();
+        self.named.with(|named| {
+            for name in &step.finished {
+                named.rows.remove(name);
+            }
+            let rows: Vec<Row> = named.core.commit(told, plan).collect();
+            named.rows.extend(step.fresh.into_iter().filter_map(|(at, name)| Some((name, *rows.get(at)?))));
+            named.in_flight.push_back(names.clone_ref(py));
+            match shape {
+                Shape::Prefill { .. } => buffers.write_prefill(py, named.core.prefill_rows()),
+                Shape::Decode { .. } => buffers.write_decode(py, named.core.decode_rows()),
+            }
+        })??;
+        inputs.keep(shape)?;
+        Ok(Batch::new(buffers, names, total).emitting(emits))
+    }
+}
+
+impl Named {
+    /// Forgets who ended, where nobody runs.
+    fn finish(&mut self, finished: &[String]) {
+        let rows: Vec<Row> = finished.iter().filter_map(|name| self.rows.remove(name)).collect();
+        self.core.finish(&rows);
+    }
+}
+
+/// Steps are told in order: one fill at a time.
+struct Alone<'a>(&'a AtomicBool);
+
+impl<'a> Alone<'a> {
+    fn enter(filling: &'a AtomicBool) -> PyResult<Self> {
+        if filling.swap(true, Ordering::Acquire) {
+            return Err(PyRuntimeError::new_err("fill: called while another fill of the same object runs"));
+        }
+        Ok(Self(filling))
+    }
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// The exception for a refused step; what it breaks is the caller's.
+fn refused(error: &Error, name: impl Fn(usize) -> String) -> PyErr {
+    match error {
+        Error::Row { at, fault } => PyValueError::new_err(format!("request '{}': {fault}", name(*at))),
+        Error::Violation(what) => PyValueError::new_err(what.clone()),
+        Error::Invalid(_)
+        | Error::PromptTooLong { .. }
+        | Error::NeverFits { .. }
+        | Error::NotDue(_)
+        | Error::Broken(_) => to_py(error),
+    }
+}
+
+/// One list a row, with a token or without.
+fn read_sampled(sampled: &Bound<'_, PyAny>, rows: usize, name: impl Fn(usize) -> String) -> PyResult<Vec<Option<u32>>> {
+    let Some(len) = sequence_len(sampled) else {
+        return Err(Read::new(String::new()).type_error("sampled", sampled, "a sequence with one list a row"));
+    };
+    if len != rows {
+        // The core refuses it by its length.
+        return Ok(vec![None; len.min(rows + 1)]);
+    }
+    let mut tokens = Vec::with_capacity(rows);
+    for (at, entry) in sampled.try_iter()?.enumerate().take(rows) {
+        let entry = entry?;
+        let read = || Read::new(format!("request '{}': ", name(at)));
+        tokens.push(match sequence_len(&entry) {
+            Some(0) => None,
+            Some(1) => {
+                let token = entry.get_item(0)?;
+                let known = plain(&token).filter(|&token| token <= TOKENS_MAX);
+                Some(known.map_or_else(|| read().number("sampled", &token, 0), Ok)?)
+            }
+            Some(_) => return Err(read().value_error("sampled", &shown(&entry), "one token, or none")),
+            None => return Err(read().type_error("sampled", &entry, "a list of one token, or an empty one")),
+        });
+    }
+    Ok(tokens)
+}
