@@ -119,7 +119,10 @@ class VllmSide:
         arrival = self.arrivals[name]
         self.added += 1
         params = SamplingParams(
-            ignore_eos=True, max_tokens=arrival.max_tokens, stop_token_ids=arrival.stop_token_ids, temperature=0.0
+            ignore_eos=True,
+            max_tokens=arrival.max_tokens,
+            stop_token_ids=arrival.stop_token_ids,
+            **self.wishes(arrival),
         )
         self.sched.add_request(
             Request(
@@ -132,6 +135,10 @@ class VllmSide:
                 block_hasher=get_request_block_hasher(self.workload.block_size, sha256),
             )
         )
+
+    def wishes(self, arrival: Arrival) -> dict[str, float]:
+        """What it asks of the sampler."""
+        return {"temperature": 0.0}
 
     def abort(self, name: str) -> None:
         self.sched.finish_requests(name, RequestStatus.FINISHED_ABORTED)
