@@ -1,6 +1,7 @@
 """What `VllmInputs` refuses: each fault is named, changes nothing, and the right call that follows is filled."""
 
 import copy
+import dataclasses
 import re
 
 import pytest
@@ -9,6 +10,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make vllm-env")
 
 import torch
 from vllm.pooling_params import PoolingParams
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData
 from vllm.v1.core.sched.scheduler import Scheduler
 
 import vllm_harness
@@ -33,6 +35,7 @@ class Steps:
 
     def __init__(self, kind):
         self.sched = build(neuron_config={"max_prefills_per_batch": 2, "decode_context_length_buckets": [64]})
+        self.sched.use_v2_model_runner = False  # those who start over are told as such, not as new ones
         self.watch = Watch(self.sched, vocab_size=1000)
         add(self.sched, a=(16, 9), b=(10, 9))
         self.watch.step()
@@ -288,6 +291,22 @@ def test_what_is_no_number(change, match, value):
     assert repr(value) in Steps("decode").refused(change(value), match)
 
 
+def test_a_number_that_changes_what_is_being_read():
+    steps = Steps("decode")
+
+    class Hostile:
+        def __index__(self):
+            for counts in (wrong.num_scheduled_tokens, wrong.num_scheduled_tokens_padded):
+                counts.clear()
+            wrong.scheduled_cached_reqs.req_ids.clear()
+            raise RuntimeError("no index")
+
+    wrong = copy.deepcopy(steps.out)
+    wrong.num_scheduled_tokens["a"] = Hostile()
+    refused(steps.watch, lambda: steps.watch.inputs.fill(wrong), "request 'a': num_scheduled_tokens: ")
+    steps.watch.fill(steps.out)
+
+
 def test_the_stock_schedulers_output():
     s = vllm_harness.build(Scheduler)
     add(s, a=(10, 2))
@@ -296,6 +315,41 @@ def test_the_stock_schedulers_output():
     with pytest.raises(ValueError, match=r"num_scheduled_tokens_padded: missing: expected the output of NeuronSched"):
         inputs.fill(out)
     assert inputs.num_requests == 0
+
+
+# What a worker is told of requests, in all releases: a field more may be one that changes their tokens or tables.
+FIELDS = {
+    NewRequestData: {
+        "req_id",
+        "prompt_token_ids",
+        "mm_features",
+        "sampling_params",
+        "pooling_params",
+        "block_ids",
+        "num_computed_tokens",
+        "lora_request",
+        "prompt_embeds",
+        "prompt_is_token_ids",
+        "prefill_token_ids",
+        "replay_start",
+    },
+    CachedRequestData: {
+        "req_ids",
+        "resumed_req_ids",
+        "new_token_ids",
+        "all_token_ids",
+        "new_block_ids",
+        "num_computed_tokens",
+        "num_output_tokens",
+    },
+}
+
+
+@pytest.mark.parametrize("told", FIELDS, ids=lambda told: told.__name__)
+def test_no_release_tells_more_of_a_request(told):
+    found = {field.name for field in dataclasses.fields(told)}
+    assert found <= FIELDS[told]
+    assert FIELDS[told] - found <= {"replay_start"}
 
 
 # --- what the caller adds ---

@@ -1,7 +1,7 @@
 //! Python values as messages show them and as whole numbers.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyInt, PyString};
+use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyInt, PyList, PyString};
 
 /// The longest value that a message shows whole, in characters.
 const SHOWN_MAX: usize = 80;
@@ -35,6 +35,9 @@ pub(crate) fn plain(value: &Bound<'_, PyAny>) -> Option<u32> {
 /// The number of items of a sequence of numbers: something with a length and an order, but no text and no
 /// mapping. `None` for anything else.
 pub(crate) fn sequence_len(value: &Bound<'_, PyAny>) -> Option<usize> {
+    if let Ok(list) = value.cast_exact::<PyList>() {
+        return Some(list.len());
+    }
     let text = value.is_instance_of::<PyString>()
         || value.is_instance_of::<PyBytes>()
         || value.is_instance_of::<PyByteArray>();

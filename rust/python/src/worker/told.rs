@@ -110,13 +110,16 @@ impl<'py> ToldStep<'py> {
         self.num_seqs_padded != 0
     }
 
-    /// The step with its names looked up, which is done once. An id that nobody knows is refused.
+    /// The step with its names looked up, which is done once and runs no code of Python's. An id that nobody knows is
+    /// refused.
     pub(crate) fn resolve(&mut self, known: &HashMap<String, Row>) -> PyResult<Told> {
         let mut rows = Vec::with_capacity(self.rows.len());
         for (name, row) in self.names.iter_borrowed().zip(std::mem::take(&mut self.rows)) {
             let ReadRow { of, blocks, computed, count, padded } = row;
-            let row = known.get(name.cast::<PyString>()?.to_str()?).copied();
-            let known = || row.ok_or_else(|| refused(&*name, "num_scheduled_tokens", "unknown", UNKNOWN));
+            let name = name.cast::<PyString>()?;
+            let name = name.to_str()?;
+            let row = known.get(name).copied();
+            let known = || row.ok_or_else(|| refused(name, "num_scheduled_tokens", "unknown", UNKNOWN));
             let who = match of {
                 Of::New { tokens, prompt, sampling } => Who::New { tokens, prompt, sampling, replaces: row },
                 Of::Known { outputs } => Who::Known { row: known()?, outputs },
