@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from neuron_sched._native import Buckets, NeuronConfig, __version__, build_info
+from neuron_sched.compiled import CompiledModel, ShapeError
 from neuron_sched.runner import Batch, DecodeRow, PaddedInputs, PrefillRow
 from neuron_sched.scheduler import (
     BucketScheduler,
@@ -24,6 +25,7 @@ __all__ = [
     "Batch",
     "BucketScheduler",
     "Buckets",
+    "CompiledModel",
     "DecodeRow",
     "Explanation",
     "NeuronConfig",
@@ -34,6 +36,7 @@ __all__ = [
     "Request",
     "RequestState",
     "Scheduler",
+    "ShapeError",
     "Step",
     "__version__",
     "build_info",

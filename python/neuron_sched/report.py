@@ -72,15 +72,21 @@ def write_tables(summary: Summary, *, title: str, setting: Sequence[str] = (), f
 
 
 @contextmanager
-def progress_bar(total: int) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on standard error while the block runs, moved by the callback (done, total); None off a terminal."""
+def progress_bar(total: int, label: str = "replaying") -> Iterator[Callable[..., None] | None]:
+    """A bar on standard error while the block runs; None off a terminal. The callback (done, total, next) moves it."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
-    columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn(label),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("replay", total=total)
-        yield lambda done, _total: bar.update(task, completed=done)
+        task = bar.add_task("", total=total)
+        yield lambda done, _total, following="": bar.update(task, completed=done, description=following)
 
 
 def figures(number: float) -> str:

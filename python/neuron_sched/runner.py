@@ -1,11 +1,23 @@
-"""Padded inputs: the rows of a step as arrays of a compiled shape."""
+"""Padded inputs, the rows of a step as arrays of a compiled shape, and the compiled graphs that they go to."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from neuron_sched._native import Batch, PaddedInputs
+from neuron_sched.compiled import CompiledModel, ShapeError
+from neuron_sched.graph_report import GraphReport, ModelReport
 
-__all__ = ["Batch", "DecodeRow", "PaddedInputs", "PrefillRow", "Shape"]
+__all__ = [
+    "Batch",
+    "CompiledModel",
+    "DecodeRow",
+    "GraphReport",
+    "ModelReport",
+    "PaddedInputs",
+    "PrefillRow",
+    "Shape",
+    "ShapeError",
+]
 
 Shape = tuple[str, int] | tuple[str, int, int]
 """Key of a compiled graph: `("prefill", tokens)`, or `("decode", rows, context)` with the context in tokens."""
