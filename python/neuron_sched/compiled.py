@@ -79,8 +79,10 @@ class CompiledModel:
         given: Any = config
         if not isinstance(given, NeuronConfig):
             raise TypeError(f"config: {type(given).__name__}: expected a NeuronConfig")
-        if key is not None and not key:
-            raise ValueError(f"key: {key!r}: expected a text that names the model, or None for no cache")
+        if key is not None and not _is_text(key):
+            raise TypeError(f"key: {key!r}: expected a text that names the model, or None for no cache")
+        if key == "":
+            raise ValueError("key: '': expected a text that names the model, or None for no cache")
         if cache_dir is not None and key is None:
             raise ValueError(f"cache_dir: {os.fspath(cache_dir)!r}: has no use without a key")
         self._backend = make_backend(backend, compiler_args, options)
@@ -103,7 +105,7 @@ class CompiledModel:
 
     @property
     def module(self) -> Any:
-        """The module that `build()` returned, with the KV cache that the graphs use (on Neuron, the one before)."""
+        """What `build()` returned. Its KV cache is that of the graphs (of "neuronx" not: theirs is on the device)."""
         return self._module
 
     @property
@@ -155,6 +157,8 @@ class CompiledModel:
         """
         if not self._warm:
             raise RuntimeError("the model has no graphs: call warmup() first")
+        if not hasattr(batch, "torch"):
+            raise TypeError(f"batch: {type(batch).__name__}: expected a Batch")
         try:
             compiled = self._graphs[batch.shape]
         except KeyError:
@@ -175,7 +179,7 @@ class CompiledModel:
         """The graphs so far: time, calls, real and padded tokens of each. Printed, it is a table."""
         graphs = {
             shape: GraphReport(made.seconds, made.cached, made.calls, made.real_tokens, made.padded_tokens)
-            for shape, made in self._graphs.items()
+            for shape, made in list(self._graphs.items())
         }
         return ModelReport(self._backend.name, graphs)
 

@@ -1,0 +1,79 @@
+"""`CompiledModel` where torch is absent, and what the package loads of it where it is there."""
+
+import subprocess
+import sys
+
+import pytest
+
+import neuron_sched
+from neuron_sched import CompiledModel, NeuronConfig, ShapeError
+from neuron_sched.graph_report import GraphReport, ModelReport
+
+CONFIG = {"max_num_seqs": 2, "max_num_batched_tokens": 64, "max_model_len": 64, "block_size": 16, "num_blocks": 8}
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("backend", ["eager", "jit", "neuronx"])
+def test_a_model_without_torch_is_an_import_error(backend: str):
+    told = python(
+        "import sys; sys.modules['torch'] = None\n"
+        "from neuron_sched import CompiledModel, NeuronConfig\n"
+        f"config = NeuronConfig(**{CONFIG})\n"
+        f"try: CompiledModel(lambda: 1 / 0, config, {backend!r})\n"
+        "except ImportError as error: print(error)"
+    )
+    assert "CompiledModel needs torch" in told
+
+
+def test_the_package_loads_no_torch():
+    loaded = python("import sys, neuron_sched.runner, neuron_sched.compiled; print(*sys.modules)").split()
+    assert "neuron_sched.backends.neuronx" in loaded
+    assert {"torch", "torch_neuronx", "rich"} & set(loaded) == set()
+
+
+def test_a_batch_without_a_graph_is_a_value_error():
+    assert issubclass(ShapeError, ValueError)
+    assert ShapeError is neuron_sched.runner.ShapeError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "told"),
+    [
+        ({"backend": "inductor"}, ValueError, "backend: 'inductor': expected one of 'eager', 'jit', 'neuronx'"),
+        ({"backend": None}, ValueError, "backend: None: expected one of"),
+        ({"compiler_args": "-O1"}, ValueError, "compiler_args: '-O1': backend 'jit' has no compiler"),
+        ({"backend": "eager", "options": {"strict": False}}, ValueError, "options: {'strict': False}: backend 'eager'"),
+        ({"key": ""}, ValueError, "key: '': expected a text"),
+        ({"key": 7}, TypeError, "key: 7: expected a text"),
+        ({"cache_dir": "/somewhere"}, ValueError, "cache_dir: '/somewhere': has no use without a key"),
+        ({"config": CONFIG}, TypeError, "config: dict: expected a NeuronConfig"),
+    ],
+)
+def test_bad_arguments_are_told_before_anything_is_built(arguments: dict, error: type, told: str):
+    with pytest.raises(error) as raised:
+        CompiledModel(lambda: 1 / 0, **{"config": NeuronConfig(**CONFIG), **arguments})
+    assert told in str(raised.value)
+
+
+def test_the_report_as_a_table():
+    report = ModelReport(
+        "jit",
+        {
+            ("prefill", 128): GraphReport(seconds=1.234, cached=False, calls=3, real_tokens=288, padded_tokens=384),
+            ("decode", 8, 4096): GraphReport(seconds=0.5, cached=True, calls=0, real_tokens=0, padded_tokens=0),
+        },
+    )
+    assert (report.calls, report.real_tokens, report.padded_tokens) == (3, 288, 384)
+    assert report.seconds == pytest.approx(1.734)
+    assert report.unused == (("decode", 8, 4096),)
+    assert [line.rstrip() for line in str(report).splitlines()] == [
+        "graph                   made  seconds  calls  real  padded  padding",
+        "prefill 128             jit      1.23      3   288     384   25.0 %",
+        "decode 8, context 4096  read     0.50      0     0       0        -",
+        "2 graphs, 1 never used           1.73      3   288     384   25.0 %",
+    ]

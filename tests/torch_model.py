@@ -1,0 +1,110 @@
+"""A model small enough to be worked out by hand, and models with a fault each."""
+
+import torch
+from torch import nn
+
+from neuron_sched import NeuronConfig, PaddedInputs
+
+VOCAB = 11
+CONFIG = NeuronConfig(
+    max_num_seqs=4,
+    max_num_batched_tokens=32,
+    num_batched_tokens_buckets=[16, 32],
+    max_model_len=64,
+    block_size=8,
+    num_blocks=16,
+    max_prefills_per_batch=2,
+    decode_context_length_buckets=[32, 64],
+)
+SHAPES = PaddedInputs(CONFIG).shapes
+
+
+class Weigher(nn.Module):
+    """The logits of a row: its whole context, summed up.
+
+    The KV entry of a token is its row of `table`; the token at position p counts p + 1 times.
+    """
+
+    def __init__(self, config: NeuronConfig = CONFIG):
+        super().__init__()
+        self.block_size = config.block_size
+        draw = torch.Generator().manual_seed(3)
+        # Small whole numbers: sums are exact in any order.
+        self.table = nn.Parameter(torch.randint(-9, 9, (VOCAB, VOCAB), generator=draw).float())
+        self.register_buffer("kv", torch.zeros((config.num_blocks + 1) * config.block_size, VOCAB))
+
+    def forward(self, *, input_ids, slot_mapping, block_table, context_lens=None, **others):
+        self.write(slot_mapping, self.table[input_ids])
+        if context_lens is None:
+            context_lens = others["cached_seq_len"][:, 0] + others["cu_seqlens"].diff()
+        places = torch.arange(block_table.shape[1] * self.block_size)
+        context = self.kv.unflatten(0, (-1, self.block_size))[block_table.clamp(min=0)].flatten(1, 2)
+        context = context.masked_fill((places >= context_lens[:, None])[:, :, None], 0.0)
+        return torch.einsum("rpv,p->rv", context, places + 1.0)
+
+    def write(self, slots, new):
+        """What has no slot writes into slot 0, which nobody has, what is there."""
+        real = (slots >= 0)[:, None]
+        self.kv.index_copy_(0, slots.clamp(min=0), torch.where(real, new, self.kv[:1]))
+
+
+def expected(model: Weigher, tokens) -> list[float]:
+    """The logits behind the last of these tokens."""
+    return sum((i + 1) * model.table[token] for i, token in enumerate(tokens)).tolist()
+
+
+class LastSlotWriter(Weigher):
+    """Takes -1 for an index."""
+
+    def write(self, slots, new):
+        self.kv[slots] = new
+
+
+class LastSlotZeroer(Weigher):
+    """Takes -1 for an index, and writes a zero there: nothing to be seen in a cache that is empty."""
+
+    def write(self, slots, new):
+        self.kv[slots] = torch.where((slots >= 0)[:, None], new, 0.0)
+
+
+class DecodeWriter(Weigher):
+    """Takes -1 for an index in decode steps only."""
+
+    def forward(self, *, slot_mapping, context_lens=None, **others):
+        if context_lens is not None:
+            self.kv[slot_mapping] = 5.0
+        return super().forward(slot_mapping=slot_mapping, context_lens=context_lens, **others)
+
+
+class WeightWriter(Weigher):
+    """Counts its calls in a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = nn.Parameter(torch.zeros(()), requires_grad=False)
+
+    def forward(self, **tensors):
+        self.seen += 1
+        return super().forward(**tensors)
+
+
+class Pair(Weigher):
+    """Returns more than the logits."""
+
+    def forward(self, **tensors):
+        return super().forward(**tensors), self.kv
+
+
+class NothingAtAll(Weigher):
+    """Returns nothing."""
+
+    def forward(self, **tensors):
+        super().forward(**tensors)
+
+
+class NaNPadding(Weigher):
+    """The logits of padding rows are NaN: 0 / 0."""
+
+    def forward(self, *, context_lens=None, **tensors):
+        logits = super().forward(context_lens=context_lens, **tensors)
+        return logits if context_lens is None else logits * (context_lens / context_lens)[:, None]
