@@ -4,7 +4,7 @@ Every shape follows from the shapes of the inputs and no branch looks into a ten
 each compiled shape. Three rules keep padding out of the results:
 
 * What has slot -1 is not written (`write`): -1 as an index would be the last slot.
-* A token sees the keys of its own request up to its own position, and nothing else (`visible_keys`).
+* A token sees the keys of its own request up to its own position, and nothing else (`visible` in `forward`).
 * What lies beyond a request's length is never read (`read`): a weight of zero is not enough, for 0 * NaN is NaN.
 
 The weights are drawn from a seed. Wide queries make attention pick single positions instead of averaging all away, so
@@ -13,7 +13,9 @@ every token of a prompt matters, and a block that was mixed up shows.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -76,29 +78,19 @@ class TinyLlama(nn.Module):
 
         The tensors are those of `Batch`. Keys and values of all tokens with a slot are in the cache afterwards.
         """
-        if context_lens is None:
-            # A prefill is one group: T tokens, and the contexts of its P requests one behind the other.
-            groups, lengths = 1, cached_seq_len[:, 0] + cu_seqlens.diff()
-        else:
-            # In a decode each row is a group: one token, and its own context.
-            groups, lengths = input_ids.shape[0], context_lens
         key_positions = torch.arange(block_table.shape[1] * self.block_size)
-        filled = key_positions < lengths[:, None]
-        visible = visible_keys(filled, key_positions, positions, cu_seqlens)
-
-        def through(cache: Tensor, new: Tensor) -> Tensor:
-            write(cache, slot_mapping, new)
-            return read(cache, block_table, filled, self.block_size)
-
-        def paged(key_cache: Tensor, value_cache: Tensor) -> Attention:
-            def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-                contexts = queries, through(key_cache, keys), through(value_cache, values)
-                grouped = (x.reshape(groups, -1, *x.shape[-2:]) for x in contexts)
-                return attend(*grouped, visible).flatten(0, 1)
-
-            return attention
-
-        attentions = [paged(*cache.unbind()) for cache in self.kv_cache.unbind()]
+        if context_lens is None:
+            filled = key_positions < cached_seq_len + cu_seqlens.diff()[:, None]
+            # One group: T tokens, and the contexts of all P requests one behind the other. Padding is nobody's token.
+            token = torch.arange(input_ids.shape[0])[:, None]
+            own = (cu_seqlens[:-1] <= token) & (token < cu_seqlens[1:])
+            causal = key_positions <= positions[:, None]
+            visible = (own[:, :, None] & causal[:, None]).reshape(1, input_ids.shape[0], -1)
+        else:
+            filled = key_positions < context_lens[:, None]
+            visible = filled[:, None]  # B groups: one token and its own context, all of which it sees
+        step = PagedAttention(slot_mapping, block_table, filled, visible)
+        attentions = [functools.partial(step, cache) for cache in self.kv_cache.unbind()]
         return self.lm_head(self.hidden(input_ids, positions, attentions)[logits_index])
 
     def hidden(self, input_ids: Tensor, positions: Tensor, attentions: Sequence[Attention]) -> Tensor:
@@ -141,6 +133,26 @@ def rotated(x: Tensor, positions: Tensor) -> Tensor:
     return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=-1)
 
 
+@dataclass(frozen=True)
+class PagedAttention:
+    """Attention of one step's tokens over the KV cache. Tokens and contexts lie in groups that do not see each other.
+
+    `filled` [requests, keys]: where a request has a key; `visible` [groups, queries, keys]: which keys a query sees.
+    """
+
+    slot_mapping: Tensor
+    block_table: Tensor
+    filled: Tensor
+    visible: Tensor
+
+    def __call__(self, cache: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        for slots, new in zip(cache.unbind(), (keys, values), strict=True):
+            write(slots, self.slot_mapping, new)
+        contexts = (read(slots, self.block_table, self.filled) for slots in cache.unbind())
+        grouped = (x.reshape(self.visible.shape[0], -1, *x.shape[-2:]) for x in (queries, *contexts))
+        return attend(*grouped, self.visible).flatten(0, 1)
+
+
 def write(cache: Tensor, slot_mapping: Tensor, new: Tensor) -> None:
     """Puts each token's `new` into its slot, in place; slot -1 writes nothing.
 
@@ -151,25 +163,13 @@ def write(cache: Tensor, slot_mapping: Tensor, new: Tensor) -> None:
     cache.index_copy_(0, slot_mapping.clamp(min=0), torch.where(real, new, cache[:1]))
 
 
-def read(cache: Tensor, block_table: Tensor, filled: Tensor, block_size: int) -> Tensor:
-    """The contexts of all requests in order of position, [requests, columns * block_size, kv heads, head size].
+def read(cache: Tensor, block_table: Tensor, filled: Tensor) -> Tensor:
+    """Each request's context in order of position: [requests, keys, kv heads, head size], zero where not `filled`.
 
-    Zero where `filled` [requests, columns * block_size] is not: behind a block id of -1, in the rest of a last block.
+    So nothing comes from behind a block id of -1 or from the unused rest of a block, whatever lies there.
     """
-    blocks = cache.unflatten(0, (-1, block_size))
+    blocks = cache.unflatten(0, (-1, filled.shape[1] // block_table.shape[1]))
     return blocks[block_table.clamp(min=0)].flatten(1, 2).masked_fill(~filled[:, :, None, None], 0.0)
-
-
-def visible_keys(filled: Tensor, key_positions: Tensor, positions: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Which keys each query sees: [groups, queries, keys].
-
-    In a decode, all that is filled. In a prefill of T tokens, those of its own request that do not come after it.
-    """
-    if cu_seqlens is None:
-        return filled[:, None]
-    token = torch.arange(positions.shape[0])[:, None]
-    own = (cu_seqlens[:-1] <= token) & (token < cu_seqlens[1:])  # [T, P]; padding belongs to nobody
-    return (own[:, :, None] & (key_positions <= positions[:, None, None])).flatten(1)[None]
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ def generate_reference(
     model: TinyLlama, prompt: Sequence[int], n: int, stop_token_ids: Sequence[int] = ()
 ) -> list[int]:
     """At most `n` greedy tokens after `prompt`, the last one a stop token if one came: what any batching must give."""
-    tokens = list(prompt)
-    while len(tokens) < len(prompt) + n and (len(tokens) == len(prompt) or tokens[-1] not in stop_token_ids):
-        tokens.append(int(dense_logits(model, tokens)[-1].argmax()))
-    return tokens[len(prompt) :]
+    out: list[int] = []
+    while len(out) < n and not (out and out[-1] in stop_token_ids):
+        out.append(int(dense_logits(model, [*prompt, *out])[-1].argmax()))
+    return out
