@@ -212,6 +212,11 @@ def step_rows(step, sequences: Mapping[str, Sequence[int]], wishes: Mapping[str,
     return rows
 
 
+def step_context(config, position) -> int:
+    """What a row of a step looks back on: its own token and its drafts, which are `lookahead` where they fit, too."""
+    return min(position + 1 + config.lookahead, config.max_model_len)
+
+
 def of_step(config, step, sequences, wishes=None, context_bucket=None) -> tuple[Shape, Tensors]:
     """The key and the tensors of a step that is not idle."""
     rows = step_rows(step, sequences, wishes)

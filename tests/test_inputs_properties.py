@@ -279,8 +279,8 @@ class Planned:
                 names.append(name)
         return names
 
-    def context(self):
-        return max(self.values.num_computed_tokens.values()) + 1
+    def context(self, config):
+        return oracle_inputs.step_context(config, max(self.values.num_computed_tokens.values()))
 
 
 # A prompt (token ids, which are often shared, or a length), outputs, sampling parameters.
@@ -378,27 +378,26 @@ class Filling(RuleBasedStateMachine):
         call = self.call(planned, way, given, context)
         if prefill and way == "list":
             self.watched.refused(call, "tokens: ")
-        elif context is not None and context < planned.context():
+        elif context is not None and context < planned.context(self.config):
             self.watched.refused(call, f"context_bucket: {context}")
         elif unknown and (prefill or way == "plain"):
             self.watched.refused(call, "too old|" + "|".join(map(repr, unknown)))
         else:
-            # The blocks of a request that has ended may be somebody else's by now.
-            ended = [name for name, entry in planned.entries.items() if not entry.live]
-            with contextlib.suppress(*[ValueError] if ended else []):
-                self.right(planned, call, given, context)
+            # Also with rows that were cancelled: whatever is planned later runs later.
+            self.right(planned, call, given, context)
 
     @precondition(lambda self: self.old)
     @rule(which=st.integers(0, 3))
     def fill_of_an_old_step(self, which):
-        """It is refused, or still has the values of its planning."""
+        """It has the values of its planning, unless somebody in it ended, whose blocks may be somebody else's by now."""
         planned = self.old[which % len(self.old)]
         fill = self.watched.inputs.fill
-        if planned.values.kind == "idle" or planned.unknown():
-            self.watched.refused(lambda: fill(planned.step), None)
+        ended = not all(entry.live for entry in planned.entries.values())
+        if planned.values.kind == "idle" or ended or planned.unknown():
+            match = "idle" if planned.values.kind == "idle" else "too old" if ended else "token ids are not known"
+            self.watched.refused(lambda: fill(planned.step), match)
             return
-        with contextlib.suppress(ValueError):
-            self.right(planned, lambda: fill(planned.step), {}, None)
+        self.right(planned, lambda: fill(planned.step), {}, None)
 
     def context(self, planned, bucket):
         """Every other time none; else one of the buckets, which may be too small."""

@@ -23,7 +23,7 @@ Shape = tuple[str, int] | tuple[str, int, int]
 """Key of a compiled graph: `("prefill", tokens)`, or `("decode", rows, context)` with the context in tokens."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Row:
     """What the rows of both kinds have."""
 
@@ -33,7 +33,7 @@ class _Row:
     request_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PrefillRow(_Row):
     """The part of one prompt that a prefill step computes; checked when it is filled.
 
@@ -50,7 +50,7 @@ class PrefillRow(_Row):
     emits: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DecodeRow(_Row):
     """One request in a decode step; checked when it is filled.
 

@@ -67,11 +67,6 @@ impl Step {
         self.computed[at]
     }
 
-    /// The most tokens of a row that were computed before the step; `None` without rows.
-    pub fn longest(&self) -> Option<u32> {
-        self.computed.iter().copied().max()
-    }
-
     /// Whether the row at `at` emits a token: every decode does, and the last chunk of a prompt.
     pub fn emits(&self, at: usize) -> bool {
         self.chunks.get(at).is_none_or(|chunk| chunk.last)

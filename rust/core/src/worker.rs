@@ -68,6 +68,10 @@ impl Worker {
         for (at, row) in plan.rows.iter_mut().enumerate() {
             let fault = |fault| Error::Row { at, fault };
             if let Some(token) = given.get(at).copied().flatten() {
+                if row.token != UNKNOWN_TOKEN && row.token != token {
+                    let expected = format!("None or {}, which was accepted", row.token);
+                    return Err(fault(Fault::new("tokens", token, expected)));
+                }
                 self.check_tokens("tokens", &[token]).map_err(fault)?;
                 row.token = token;
             }

@@ -2,6 +2,7 @@
 
 mod batch;
 mod buffers;
+mod memory;
 mod rows;
 mod tokens;
 
@@ -96,8 +97,8 @@ impl PaddedInputs {
                 let row = core.prefill_row(planned, at)?;
                 self.layout.check_tokens(row.tokens).map_err(|fault| Refused::Row(at, fault))?;
             }
-            let rows = rows.map_while(|at| core.prefill_row(planned, at).ok());
-            buffers.write_prefill(py, rows).map_err(Refused::Unwritten)
+            let rows = rows.map(|at| core.prefill_row(planned, at).expect("checked above"));
+            buffers.write_prefill(rows).map_err(Refused::Unwritten)
         });
         written?.map_err(|refused| refused.told(py, step))?;
         self.keep(shape)?;
@@ -107,25 +108,25 @@ impl PaddedInputs {
 
     fn fill_decode(&self, py: Python<'_>, step: &Step, given: &Given<'_>, bucket: Option<i64>) -> PyResult<Batch> {
         let planned = &step.planned;
-        let rows = planned.rows().len();
-        let context = planned.longest().map_or(0, |computed| u64::from(computed) + 1);
-        let shape = self.layout.decode(rows, context, bucket).map_err(|error| to_py(&error))?;
-        let buffers = self.buffers(py, shape)?;
         let scheduler = step.scheduler.get();
+        let rows = planned.rows().len();
+        let context = scheduler.read(|core| core.decode_context(planned))?;
+        let shape = self.layout.decode(rows, context.into(), bucket).map_err(|error| to_py(&error))?;
         let unknown = || {
             let unknown = scheduler.read(|core| core.unknown_decodes(planned).map(Iterator::collect))?;
             unknown.map_err(|why| Refused::Unfilled(why).told(py, step))
         };
-        let given = given.resolve(py, rows, unknown, |at| step.batch.id(py, at))?;
+        let given = given.resolve(step.batch.ids(py).bind(py), unknown)?;
+        // Only now: a callable may have filled a step itself.
+        let buffers = self.buffers(py, shape)?;
         let written = scheduler.read(|core| {
             core.check_decodes(planned, given.as_deref())?;
-            let rows = || core.decode_rows(planned, given.as_deref());
             if self.layout.has_vocabulary() {
-                for (at, row) in rows().enumerate() {
-                    self.layout.check_token(row.token, "token_id").map_err(|fault| Refused::Row(at, fault))?;
+                for (at, token) in core.decode_tokens(planned, given.as_deref()).enumerate() {
+                    self.layout.check_token(token, "token_id").map_err(|fault| Refused::Row(at, fault))?;
                 }
             }
-            buffers.write_decode(py, rows()).map_err(Refused::Unwritten)
+            buffers.write_decode(core.decode_rows(planned, given.as_deref())).map_err(Refused::Unwritten)
         });
         written?.map_err(|refused| refused.told(py, step))?;
         self.keep(shape)?;
@@ -186,13 +187,14 @@ impl PaddedInputs {
     /// The arrays of a prefill of these rows, for callers with a scheduler of their own.
     fn prefill(&self, rows: &Bound<'_, PyAny>) -> PyResult<Batch> {
         let py = rows.py();
-        let (rows, ids) = read_rows(rows, "PrefillRow", PrefillRow::read)?;
+        let fits = |count| self.layout.prefill(count, 1);
+        let (rows, ids) = read_rows(rows, "PrefillRow", fits, PrefillRow::read)?;
         let emits: Vec<bool> = rows.iter().map(|row| row.emits).collect();
         let rows: Vec<fill::PrefillRow<'_>> = rows.iter().map(PrefillRow::borrow).collect();
         let shape = self.memory.with(|memory| self.layout.check_prefill(&rows, &mut memory.seen))?;
         let shape = shape.map_err(|error| to_py(&error))?;
         let buffers = self.buffers(py, shape)?;
-        buffers.write_prefill(py, rows.iter().copied())?;
+        buffers.write_prefill(rows.iter().copied())?;
         self.keep(shape)?;
         let total: usize = rows.iter().map(|row| row.tokens.len()).sum();
         Ok(Batch::new(buffers, ids, u32::try_from(total).expect("at most a bucket")).emitting(emits))
@@ -203,12 +205,13 @@ impl PaddedInputs {
     fn decode(&self, rows: &Bound<'_, PyAny>, context_bucket: Option<&Bound<'_, PyAny>>) -> PyResult<Batch> {
         let py = rows.py();
         let bucket = context_bucket.map(bucket).transpose()?;
-        let (rows, ids) = read_rows(rows, "DecodeRow", DecodeRow::read)?;
+        let fits = |count| self.layout.decode(count, 1, None);
+        let (rows, ids) = read_rows(rows, "DecodeRow", fits, DecodeRow::read)?;
         let rows: Vec<fill::DecodeRow<'_>> = rows.iter().map(DecodeRow::borrow).collect();
         let shape = self.memory.with(|memory| self.layout.check_decode(&rows, bucket, &mut memory.seen))?;
         let shape = shape.map_err(|error| to_py(&error))?;
         let buffers = self.buffers(py, shape)?;
-        buffers.write_decode(py, rows.iter().copied())?;
+        buffers.write_decode(rows.iter().copied())?;
         self.keep(shape)?;
         Ok(Batch::new(buffers, ids, u32::try_from(rows.len()).expect("at most a bucket")))
     }
@@ -224,8 +227,8 @@ impl PaddedInputs {
         })?;
         let buffers = self.buffers(py, shape)?;
         match shape {
-            Shape::Prefill { .. } => buffers.write_prefill(py, [])?,
-            Shape::Decode { .. } => buffers.write_decode(py, [])?,
+            Shape::Prefill { .. } => buffers.write_prefill([])?,
+            Shape::Decode { .. } => buffers.write_decode([])?,
         }
         self.keep(shape)?;
         Ok(Batch::new(buffers, PyTuple::empty(py).unbind(), 0))
@@ -288,6 +291,10 @@ impl Refused {
             Self::Unfilled(Unfilled::Unknown(at)) => PyValueError::new_err(format!(
                 "request '{}': its token ids are not known: expected a prompt of token ids, and tokens handed to \
                  complete() or to fill()",
+                of(at)
+            )),
+            Self::Unfilled(Unfilled::Other(at, known)) => PyValueError::new_err(format!(
+                "request '{}': tokens: another token: expected None or {known}, which was handed to complete()",
                 of(at)
             )),
             Self::Row(at, fault) => PyValueError::new_err(format!("request '{}': {fault}", of(at))),

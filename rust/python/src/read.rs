@@ -4,10 +4,10 @@ use std::ops::RangeInclusive;
 
 use neuron_sched_core::config::TOKENS_MAX;
 use neuron_sched_core::request::Sampling;
-use numpy::{Element, PyArray1, PyArrayMethods};
+use numpy::{Element, PyArray1, PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyFloat;
+use pyo3::types::PyBool;
 
 use crate::value::{plain, sequence_len, shown, whole};
 
@@ -73,7 +73,9 @@ impl Read {
         expected: &str,
         right: impl Fn(f64) -> bool,
     ) -> PyResult<f64> {
-        if whole(value).is_none() && !value.is_instance_of::<PyFloat>() {
+        // numpy.float32 is no float, but says that it is a number.
+        let number = whole(value).is_some() || value.hasattr("__float__").unwrap_or(false);
+        if !number || value.is_instance_of::<PyBool>() {
             return Err(self.type_error(field, value, expected));
         }
         let read = value.extract::<f64>().ok().filter(|&real| right(real));
@@ -86,7 +88,7 @@ impl Read {
         if count > IDS_MAX {
             return Err(self.value_error(field, &format!("{count} ids"), &format!("at most {IDS_MAX}")));
         }
-        if let Some(ids) = from_array::<i32>(value).or_else(|| from_array::<i64>(value)) {
+        if let Some(ids) = ids_of_array(value) {
             return Ok(ids);
         }
         let mut ids = Vec::with_capacity(count);
@@ -114,9 +116,19 @@ fn single(real: f64) -> f32 {
     real as f32
 }
 
-/// The ids of an array, unless there is a wrong one among them, which is then looked for item by item.
+/// The ids of an array, unless there is a wrong one among them or it is laid out as numbers rarely are; then it is read
+/// item by item.
+pub(crate) fn ids_of_array(value: &Bound<'_, PyAny>) -> Option<Vec<u32>> {
+    from_array::<i32>(value).or_else(|| from_array::<i64>(value)).or_else(|| from_array::<u32>(value))
+}
+
 fn from_array<T: Element + Copy + TryInto<u32>>(value: &Bound<'_, PyAny>) -> Option<Vec<u32>> {
-    let array = value.cast::<PyArray1<T>>().ok()?.try_readonly().ok()?;
+    // Aligned means strides too: one of a field in the middle of records is none of whole numbers.
+    let array = value.cast::<PyArray1<T>>().ok().filter(|array| array.is_aligned())?.try_readonly().ok()?;
     let items = array.as_array();
-    items.iter().map(|&id| id.try_into().ok().filter(|&id| id <= TOKENS_MAX)).collect()
+    let mut ids = Vec::with_capacity(items.len());
+    for &item in items {
+        ids.push(item.try_into().ok().filter(|&id| id <= TOKENS_MAX)?);
+    }
+    Some(ids)
 }

@@ -14,6 +14,7 @@ use pyo3::types::PyString;
 use crate::config::NeuronConfig;
 use crate::error::{of_request, to_py};
 use crate::guard::Guarded;
+use crate::read::ids_of_array;
 use crate::request::{Request, RequestState};
 use crate::step::{Batch, Outcomes, Step};
 use crate::value::{plain, sequence_len, shown, whole};
@@ -275,6 +276,9 @@ pub(crate) fn read_tokens(tokens: &Bound<'_, PyAny>, rows: usize) -> PyResult<Ve
     if sequence_len(tokens).is_none() {
         let expected = "a sequence with one entry a row, or None";
         return Err(PyTypeError::new_err(format!("tokens: {}: expected {expected}", shown(tokens))));
+    }
+    if let Some(ids) = ids_of_array(tokens) {
+        return Ok(ids.into_iter().take(rows + 1).map(Some).collect());
     }
     let mut read = Vec::with_capacity(rows);
     for (at, token) in tokens.try_iter()?.enumerate().take(rows + 1) {

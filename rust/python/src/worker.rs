@@ -112,7 +112,7 @@ impl Worker {
         };
         let mut planned = plan()?;
         let unknown = || Ok(planned.unknown().collect());
-        let tokens = given.resolve(step.names.py(), step.len(), unknown, |at| step.name(at))?;
+        let tokens = given.resolve(&step.names, unknown)?;
         if matches!(given, Given::Callable(_)) && tokens.is_some() {
             // The callable may have accepted a step itself.
             planned = plan()?;
@@ -138,8 +138,8 @@ impl Worker {
             named.rows.extend(step.fresh.into_iter().filter_map(|(at, name)| Some((name, *rows.get(at)?))));
             named.in_flight.push_back(names.clone_ref(py));
             match shape {
-                Shape::Prefill { .. } => buffers.write_prefill(py, named.core.prefill_rows()),
-                Shape::Decode { .. } => buffers.write_decode(py, named.core.decode_rows()),
+                Shape::Prefill { .. } => buffers.write_prefill(named.core.prefill_rows()),
+                Shape::Decode { .. } => buffers.write_decode(named.core.decode_rows()),
             }
         })??;
         inputs.keep(shape)?;

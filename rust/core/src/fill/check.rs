@@ -6,9 +6,29 @@ use crate::error::{Error, Fault};
 /// Which block ids a row has named so far; keeps its memory from row to row.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// By block id: the number of the row that named it last.
-    by: Vec<u64>,
-    row: u64,
+    /// By block id, up to the largest that was named: the number of the row that named it last.
+    by: Vec<u32>,
+    row: u32,
+}
+
+impl Seen {
+    /// Begins with a row.
+    fn next_row(&mut self) {
+        self.row = self.row.checked_add(1).unwrap_or_else(|| {
+            self.by.fill(0);
+            1
+        });
+    }
+
+    /// Whether the row has named the block already; `None` when there is no memory to tell.
+    fn again(&mut self, block: u32) -> Option<bool> {
+        let at = block as usize;
+        if at >= self.by.len() {
+            self.by.try_reserve(at + 1 - self.by.len()).ok()?;
+            self.by.resize(at + 1, 0);
+        }
+        Some(std::mem::replace(&mut self.by[at], self.row) == self.row)
+    }
 }
 
 impl Layout {
@@ -67,23 +87,25 @@ impl Layout {
         }
         let (least, most) = (end.div_ceil(self.block_size.into()), self.max_model_len.div_ceil(self.block_size));
         if !(least..=u64::from(most)).contains(&(blocks as u64)) {
-            let expected = format!("{least} to {most} for positions up to {}", end.saturating_sub(1));
+            let range = if least == u64::from(most) { least.to_string() } else { format!("{least} to {most}") };
+            let expected = format!("{range} for positions up to {}", end.saturating_sub(1));
             return Err(Fault::new("block_ids", format!("{blocks} blocks"), expected));
         }
         Ok(())
     }
 
-    /// Refuses block ids that are none, or that come twice.
+    /// Refuses block ids that do not exist, or that come twice.
     pub fn check_blocks<'a>(&self, blocks: impl IntoIterator<Item = &'a u32>, seen: &mut Seen) -> Result<(), Fault> {
-        seen.by.resize(self.num_blocks as usize + 1, 0);
-        seen.row += 1;
+        seen.next_row();
         for &block in blocks {
             if !(1..=self.num_blocks).contains(&block) {
                 let expected = format!("ids from 1 to num_blocks = {}", self.num_blocks);
                 return Err(Fault::new("block_ids", block, expected));
             }
-            if std::mem::replace(&mut seen.by[block as usize], seen.row) == seen.row {
-                return Err(Fault::new("block_ids", format!("{block} twice"), "each block once"));
+            match seen.again(block) {
+                Some(false) => {}
+                Some(true) => return Err(Fault::new("block_ids", format!("{block} twice"), "each block once")),
+                None => return Err(Fault::new("block_ids", block, "ids that there is memory to check")),
             }
         }
         Ok(())

@@ -1,48 +1,14 @@
-//! The memory of a shape: numpy's, so that arrays outlive everything here.
+//! The arrays of a shape, over memory of ours.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use neuron_sched_core::fill::{DecodeRow, DecodeTensors, Layout, PrefillRow, PrefillTensors, Shape};
-use numpy::{Element, PyArray1, PyArrayMethods};
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PySlice};
+use pyo3::types::PyDict;
 
-/// Alignment of an array in bytes: a cache line, and what device runtimes ask of host memory.
-const ALIGNMENT: usize = 64;
-
-/// One array.
-pub(crate) struct Tensor<T: Element> {
-    /// What callers get.
-    array: Py<PyAny>,
-    /// The same memory in one dimension. Nobody else has it, so nobody can change what it is a view of.
-    flat: Py<PyArray1<T>>,
-}
-
-impl<T: Element> Tensor<T> {
-    fn new(py: Python<'_>, shape: &[u32]) -> PyResult<Self> {
-        let len = shape.iter().map(|&size| size as usize).product::<usize>();
-        let spare = ALIGNMENT / size_of::<T>();
-        let memory = PyArray1::<T>::zeros(py, [len + spare], false);
-        let first = memory.data().align_offset(ALIGNMENT);
-        let index = |at: usize| isize::try_from(at).expect("an index of an array");
-        let slice = PySlice::new(py, index(first), index(first + len), 1);
-        let flat = memory.as_any().get_item(slice)?.cast_into::<PyArray1<T>>()?;
-        let array = flat.call_method1("reshape", (shape.to_vec(),))?;
-        Ok(Self { array: array.unbind(), flat: flat.unbind() })
-    }
-
-    /// The elements, to write.
-    ///
-    /// # Safety
-    /// Nobody else may read or write them meanwhile.
-    unsafe fn slice<'a>(&'a self, py: Python<'a>) -> PyResult<&'a mut [T]> {
-        // SAFETY: the memory is numpy's and stays where it is while `flat` lives: a view cannot be resized, and
-        // what it is a view of was never handed out. That nobody else uses it is the caller's promise.
-        unsafe { self.flat.bind(py).as_slice_mut() }.map_err(|error| PyRuntimeError::new_err(error.to_string()))
-    }
-}
+use super::memory::Tensor;
+use crate::guard::Guarded;
 
 /// The arrays of one shape.
 pub(crate) struct Buffers {
@@ -52,8 +18,8 @@ pub(crate) struct Buffers {
     own: Own,
     /// Views by torch, made when first asked for.
     torch: PyOnceLock<Py<PyDict>>,
-    /// Held while the arrays are written, so that two threads never do it at once.
-    writing: Mutex<()>,
+    /// Held while the arrays are written or copied, so that two threads never do it at once.
+    writing: Guarded<()>,
 }
 
 /// What both kinds have.
@@ -92,43 +58,63 @@ impl Buffers {
             }
             Shape::Decode { .. } => Own::Decode { context_lens: Tensor::new(py, &[rows])? },
         };
-        let (torch, writing) = (PyOnceLock::new(), Mutex::new(()));
+        let (torch, writing) = (PyOnceLock::new(), Guarded::new(()));
         Ok(Self { shape, layout: Arc::clone(layout), common, own, torch, writing })
     }
 
     /// Arrays of their own with the same contents.
     pub(crate) fn copy(&self, py: Python<'_>) -> PyResult<Self> {
         let copy = Self::new(py, &self.layout, self.shape)?;
-        for ((_, to), (_, from)) in copy.named().into_iter().zip(self.named()) {
-            to.bind(py).set_item(py.Ellipsis(), from)?;
-        }
+        let Common { input_ids, positions, slot_mapping, block_table, logits_index, sampling_params } = &self.common;
+        self.writing.with(|()| {
+            // SAFETY: the copy is nobody else's yet, and nobody writes while `writing` is held.
+            unsafe {
+                copy.common.input_ids.copy_from(input_ids);
+                copy.common.positions.copy_from(positions);
+                copy.common.slot_mapping.copy_from(slot_mapping);
+                copy.common.block_table.copy_from(block_table);
+                copy.common.logits_index.copy_from(logits_index);
+                copy.common.sampling_params.copy_from(sampling_params);
+                match (&copy.own, &self.own) {
+                    (
+                        Own::Prefill { cached_seq_len: to, cu_seqlens: to_borders },
+                        Own::Prefill { cached_seq_len, cu_seqlens },
+                    ) => {
+                        to.copy_from(cached_seq_len);
+                        to_borders.copy_from(cu_seqlens);
+                    }
+                    (Own::Decode { context_lens: to }, Own::Decode { context_lens }) => to.copy_from(context_lens),
+                    (Own::Prefill { .. }, Own::Decode { .. }) | (Own::Decode { .. }, Own::Prefill { .. }) => {
+                        unreachable!("both are of one shape")
+                    }
+                }
+            }
+        })?;
         Ok(copy)
     }
 
     /// The arrays by name, in the order in which a graph takes them.
-    pub(crate) fn named(&self) -> Vec<(&'static str, &Py<PyAny>)> {
+    pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, &Py<PyAny>)> {
         let Common { input_ids, positions, slot_mapping, block_table, logits_index, sampling_params } = &self.common;
-        let mut named = vec![
+        let own = match &self.own {
+            Own::Prefill { cached_seq_len, cu_seqlens } => {
+                [Some(("cached_seq_len", &cached_seq_len.array)), Some(("cu_seqlens", &cu_seqlens.array))]
+            }
+            Own::Decode { context_lens } => [Some(("context_lens", &context_lens.array)), None],
+        };
+        let first = [
             ("input_ids", &input_ids.array),
             ("positions", &positions.array),
             ("slot_mapping", &slot_mapping.array),
             ("block_table", &block_table.array),
         ];
-        match &self.own {
-            Own::Prefill { cached_seq_len, cu_seqlens } => {
-                named.push(("cached_seq_len", &cached_seq_len.array));
-                named.push(("cu_seqlens", &cu_seqlens.array));
-            }
-            Own::Decode { context_lens } => named.push(("context_lens", &context_lens.array)),
-        }
-        named.push(("logits_index", &logits_index.array));
-        named.push(("sampling_params", &sampling_params.array));
-        named
+        let last = [("logits_index", &logits_index.array), ("sampling_params", &sampling_params.array)];
+        first.into_iter().chain(own.into_iter().flatten()).chain(last)
     }
 
     /// The array of that name; `None` where the kind has none.
     pub(crate) fn get(&self, name: &str) -> Option<&Py<PyAny>> {
-        self.named().into_iter().find_map(|(other, array)| (other == name).then_some(array))
+        self.named().find_map(|(other, array)| (other == name).then_some(array))
     }
 
     /// Tensors that share the memory, by name, in a new dict.
@@ -145,54 +131,46 @@ impl Buffers {
     }
 
     /// Writes a prefill into the arrays, which are of that kind and large enough.
-    pub(crate) fn write_prefill<'r>(
-        &self,
-        py: Python<'_>,
-        rows: impl IntoIterator<Item = PrefillRow<'r>>,
-    ) -> PyResult<()> {
+    pub(crate) fn write_prefill<'r>(&self, rows: impl IntoIterator<Item = PrefillRow<'r>>) -> PyResult<()> {
         let Own::Prefill { cached_seq_len, cu_seqlens } = &self.own else { unreachable!("arrays of a prefill") };
         let Common { input_ids, positions, slot_mapping, block_table, logits_index, sampling_params } = &self.common;
-        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: no other writer while `writing` is held, and each array is asked for once. A caller who reads
-        // an array in another thread while it fills the shape again was told not to.
-        let mut tensors = unsafe {
-            PrefillTensors {
-                input_ids: input_ids.slice(py)?,
-                positions: positions.slice(py)?,
-                slot_mapping: slot_mapping.slice(py)?,
-                block_table: block_table.slice(py)?,
-                cached_seq_len: cached_seq_len.slice(py)?,
-                cu_seqlens: cu_seqlens.slice(py)?,
-                logits_index: logits_index.slice(py)?,
-                sampling_params: sampling_params.slice(py)?,
-            }
-        };
-        tensors.write(&self.layout, rows);
-        Ok(())
+        self.writing.with(|()| {
+            // SAFETY: no other writer while `writing` is held, and each array is asked for once. A caller who reads
+            // an array in another thread while it fills the shape again was told not to.
+            let mut tensors = unsafe {
+                PrefillTensors {
+                    input_ids: input_ids.slice(),
+                    positions: positions.slice(),
+                    slot_mapping: slot_mapping.slice(),
+                    block_table: block_table.slice(),
+                    cached_seq_len: cached_seq_len.slice(),
+                    cu_seqlens: cu_seqlens.slice(),
+                    logits_index: logits_index.slice(),
+                    sampling_params: sampling_params.slice(),
+                }
+            };
+            tensors.write(&self.layout, rows);
+        })
     }
 
     /// Writes a decode step into the arrays, which are of that kind and large enough.
-    pub(crate) fn write_decode<'r>(
-        &self,
-        py: Python<'_>,
-        rows: impl IntoIterator<Item = DecodeRow<'r>>,
-    ) -> PyResult<()> {
+    pub(crate) fn write_decode<'r>(&self, rows: impl IntoIterator<Item = DecodeRow<'r>>) -> PyResult<()> {
         let Own::Decode { context_lens } = &self.own else { unreachable!("arrays of a decode step") };
         let Common { input_ids, positions, slot_mapping, block_table, logits_index, sampling_params } = &self.common;
-        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: as in `write_prefill`.
-        let mut tensors = unsafe {
-            DecodeTensors {
-                input_ids: input_ids.slice(py)?,
-                positions: positions.slice(py)?,
-                slot_mapping: slot_mapping.slice(py)?,
-                block_table: block_table.slice(py)?,
-                context_lens: context_lens.slice(py)?,
-                logits_index: logits_index.slice(py)?,
-                sampling_params: sampling_params.slice(py)?,
-            }
-        };
-        tensors.write(&self.layout, rows);
-        Ok(())
+        self.writing.with(|()| {
+            // SAFETY: as in `write_prefill`.
+            let mut tensors = unsafe {
+                DecodeTensors {
+                    input_ids: input_ids.slice(),
+                    positions: positions.slice(),
+                    slot_mapping: slot_mapping.slice(),
+                    block_table: block_table.slice(),
+                    context_lens: context_lens.slice(),
+                    logits_index: logits_index.slice(),
+                    sampling_params: sampling_params.slice(),
+                }
+            };
+            tensors.write(&self.layout, rows);
+        })
     }
 }

@@ -1,13 +1,15 @@
 //! Rows as callers with a scheduler of their own give them: whatever has the attributes of `PrefillRow` or `DecodeRow`.
 
-use neuron_sched_core::fill;
+use neuron_sched_core::error::Error;
+use neuron_sched_core::fill::{self, Shape};
 use neuron_sched_core::request::Sampling;
 use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
+use crate::error::to_py;
 use crate::read::{Read, sampling};
-use crate::value::shown;
+use crate::value::{sequence_len, shown};
 
 /// A `PrefillRow` as it was read.
 pub(super) struct PrefillRow {
@@ -68,15 +70,19 @@ fn read_sampling(read: &Read, row: &Bound<'_, PyAny>) -> PyResult<Sampling> {
     Ok(sampling(top_k, top_p, read.temperature(&row.getattr("temperature")?)?))
 }
 
-/// The rows of a list, which should be of `class`, and the names that they bear.
+/// The rows of a list, which should be of `class`, and the names that they bear. `fits` refuses their number before any
+/// is read.
 pub(super) fn read_rows<R>(
     rows: &Bound<'_, PyAny>,
     class: &str,
+    fits: impl Fn(usize) -> Result<Shape, Error>,
     read: impl Fn(&Read, &Bound<'_, PyAny>) -> PyResult<R>,
 ) -> PyResult<(Vec<R>, Py<PyTuple>)> {
     let py = rows.py();
     let type_error = || PyTypeError::new_err(format!("rows: {}: expected a list of rows", shown(rows)));
-    let items = rows.try_iter().map_err(|_| type_error())?.collect::<PyResult<Vec<_>>>()?;
+    let count = sequence_len(rows).ok_or_else(type_error)?;
+    fits(count).map_err(|error| to_py(&error))?;
+    let items = rows.try_iter().map_err(|_| type_error())?.take(count).collect::<PyResult<Vec<_>>>()?;
     let mut ids = Vec::with_capacity(items.len());
     let mut values = Vec::with_capacity(items.len());
     for (at, row) in items.iter().enumerate() {
@@ -84,7 +90,9 @@ pub(super) fn read_rows<R>(
             if !error.is_instance_of::<PyAttributeError>(py) {
                 return error;
             }
-            PyTypeError::new_err(format!("rows[{at}]: {}: expected a {class}", shown(row)))
+            let wrong = PyTypeError::new_err(format!("rows[{at}]: {}: expected a {class}", shown(row)));
+            wrong.set_cause(py, Some(error));
+            wrong
         });
         values.push(value?);
         let id = row.getattr("request_id")?;

@@ -2,7 +2,7 @@
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyList, PyTuple};
 
 use crate::scheduler::read_tokens;
 use crate::value::shown;
@@ -34,14 +34,13 @@ impl<'py> Given<'py> {
     }
 
     /// The entries by row, `None` where there is none. A callable is asked for the rows at the positions that
-    /// `unknown` answers, by their ids; it is not called when there are none.
+    /// `unknown` answers, by their names; it is not called when there are none.
     pub(crate) fn resolve(
         &self,
-        py: Python<'_>,
-        rows: usize,
+        names: &Bound<'py, PyTuple>,
         unknown: impl FnOnce() -> PyResult<Vec<usize>>,
-        id: impl Fn(usize) -> String,
     ) -> PyResult<Option<Vec<Option<u32>>>> {
+        let rows = names.len();
         let ask = match self {
             Self::Nothing => return Ok(None),
             Self::List(tokens) => return entries(tokens, rows).map(Some),
@@ -51,8 +50,8 @@ impl<'py> Given<'py> {
         if places.is_empty() {
             return Ok(None);
         }
-        let ids = PyList::new(py, places.iter().map(|&at| id(at)))?;
-        let told = entries(&ask.call1((ids,))?, places.len())?;
+        let asked = places.iter().map(|&at| names.get_item(at)).collect::<PyResult<Vec<_>>>()?;
+        let told = entries(&ask.call1((PyList::new(names.py(), asked)?,))?, places.len())?;
         let mut given = vec![None; rows];
         for (at, token) in places.into_iter().zip(told) {
             given[at] = token;

@@ -98,10 +98,6 @@ impl<'py> ToldStep<'py> {
         name_at(&self.names, at)
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.names.len()
-    }
-
     pub(crate) fn is_empty(&self) -> bool {
         self.names.is_empty()
     }
