@@ -76,10 +76,10 @@ class CompiledModel:
         compiler_args: str | Sequence[str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        given: Any = config
-        if not isinstance(given, NeuronConfig):
-            raise TypeError(f"config: {type(given).__name__}: expected a NeuronConfig")
-        if key is not None and not _is_text(key):
+        given: tuple[Any, Any] = (config, key)
+        if not isinstance(given[0], NeuronConfig):
+            raise TypeError(f"config: {type(config).__name__}: expected a NeuronConfig")
+        if not isinstance(given[1], str | None):
             raise TypeError(f"key: {key!r}: expected a text that names the model, or None for no cache")
         if key == "":
             raise ValueError("key: '': expected a text that names the model, or None for no cache")
