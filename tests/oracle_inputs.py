@@ -6,7 +6,7 @@ attributes of `PrefillRow` and `DecodeRow`; `Prefill` and `Decode` are such rows
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -212,15 +212,18 @@ def step_rows(step, sequences: Mapping[str, Sequence[int]], wishes: Mapping[str,
     return rows
 
 
-def step_context(config, position) -> int:
-    """What a row of a step looks back on: its own token and its drafts, which are `lookahead` where they fit, too."""
-    return min(position + 1 + config.lookahead, config.max_model_len)
+def drafts(config, position) -> int:
+    """The draft tokens behind a row of a step: `lookahead`, as far as the model's length allows."""
+    return min(config.lookahead, config.max_model_len - 1 - position)
 
 
 def of_step(config, step, sequences, wishes=None, context_bucket=None) -> tuple[Shape, Tensors]:
     """The key and the tensors of a step that is not idle."""
     rows = step_rows(step, sequences, wishes)
-    return prefill(config, rows) if step.kind == "prefill" else decode(config, rows, context_bucket)
+    if step.kind == "prefill":
+        return prefill(config, rows)
+    rows = [replace(row, draft_tokens=drafts(config, row.position)) for row in rows]
+    return decode(config, rows, context_bucket)
 
 
 def assert_equal(tensors: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]):

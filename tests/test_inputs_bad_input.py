@@ -112,7 +112,7 @@ def test_x01_rows_of_the_other_kind():
     prompt, decode = PrefillRow(**PROMPT), DecodeRow(**DECODE)
     watched.prefill([prompt], [oracle_inputs.Prefill(**PROMPT)])
     watched.decode([decode] * 2, [oracle_inputs.Decode(**DECODE)] * 2)
-    watched.refused(lambda: watched.inputs.prefill([prompt, decode]), r"^rows\[1\]: .*PrefillRow", TypeError)
+    watched.refused(lambda: watched.inputs.prefill([decode]), r"^rows\[0\]: .*PrefillRow", TypeError)
     watched.refused(lambda: watched.inputs.decode([decode, prompt]), r"^rows\[1\]: .*DecodeRow", TypeError)
 
 
@@ -191,6 +191,7 @@ def test_x01_tokens_that_nobody_knows():
     decoding.refused(None, "'b'", ValueError)
     decoding.refused([None, None], "'b'", ValueError)
     decoding.refused([8, None], "'b'", ValueError)
+    decoding.refused([9, 10], "'a': tokens: another token: expected None or 8, which", ValueError)
     decoding.right([8, 10], 10)
     decoding.right((None, 11), 11)
     decoding.right(np.array([8, 12]), 12)
@@ -219,7 +220,7 @@ def test_x01_tokens_outside_the_vocabulary():
     decoding = Decoding(vocab_size=9)
     decoding.right([None, 8], 8)
     decoding.refused([None, 9], "'b'.*token_id: 9: ", ValueError)
-    decoding.refused([9, 8], "'a'.*token_id: 9: ", ValueError)
+    decoding.refused([9, 8], "'a'.*tokens: another token: expected None or 8,", ValueError)
     decoding.refused(lambda ids: [9], "'b'.*token_id: 9: ", ValueError)
     scheduler, inputs = BucketScheduler(SMALL), decoding.watched.inputs
     scheduler.add(Request("c", [1, 8, 9, 10], 1))

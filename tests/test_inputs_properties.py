@@ -280,7 +280,8 @@ class Planned:
         return names
 
     def context(self, config):
-        return oracle_inputs.step_context(config, max(self.values.num_computed_tokens.values()))
+        longest = max(self.values.num_computed_tokens.values())
+        return longest + 1 + oracle_inputs.drafts(config, longest)
 
 
 # A prompt (token ids, which are often shared, or a length), outputs, sampling parameters.
@@ -393,8 +394,8 @@ class Filling(RuleBasedStateMachine):
         planned = self.old[which % len(self.old)]
         fill = self.watched.inputs.fill
         ended = not all(entry.live for entry in planned.entries.values())
-        if planned.values.kind == "idle" or ended or planned.unknown():
-            match = "idle" if planned.values.kind == "idle" else "too old" if ended else "token ids are not known"
+        why = {"idle": planned.values.kind == "idle", "too old": ended, "token ids are not known": planned.unknown()}
+        if match := "|".join(reason for reason, true in why.items() if true):
             self.watched.refused(lambda: fill(planned.step), match)
             return
         self.right(planned, lambda: fill(planned.step), {}, None)

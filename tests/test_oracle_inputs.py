@@ -17,6 +17,7 @@ def config(**changes):
         "num_seqs_buckets": [8],
         "decode_context_length_buckets": [1024],
         "max_prefills_per_batch": 1,
+        "lookahead": 0,
     }
     return SimpleNamespace(**{**plain, **changes})
 
