@@ -101,18 +101,17 @@ def main() -> int:
     told = serve(BucketScheduler(CONFIG), PaddedInputs(CONFIG, vocab_size=VOCAB), model, arrivals)
     print(model.report())
 
-    ends: Counter[str] = Counter()
-    equal = 0
+    ends, equal = Counter[str](), 0
     for _, request, _ in arrivals:
-        outcomes = told[request.id]
-        tokens, reason = [outcome.token for outcome in outcomes], outcomes[-1].finish_reason if outcomes else None
+        tokens = [outcome.token for outcome in told[request.id]]
+        reason = told[request.id][-1].finish_reason if tokens else None
         right = generate_reference(llama, request.prompt, request.max_tokens, request.stop_token_ids)
         equal += tokens == (right if reason else right[: len(tokens)])
         ends[reason or "cancelled"] += 1
     print("requests:", ", ".join(f"{count} {end}" for end, count in sorted(ends.items())))
     compiled = len(model.report().graphs) - graphs
     print(f"graphs compiled while serving: {compiled}")
-    print(f"tokens equal to the reference: of {equal} of {len(arrivals)} requests")
+    print(f"tokens equal to the reference: {equal} of {len(arrivals)} requests")
     return 0 if equal == len(arrivals) and not compiled else 1
 
 

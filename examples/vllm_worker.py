@@ -98,12 +98,13 @@ class TinyLlamaWorker(WorkerBase):
             raise NotImplementedError("structured output: this worker takes the best token, whatever a grammar says")
         return self.in_flight[-1]
 
-    def last_tokens(self, request_ids: list[str]) -> list[int]:
+    def last_tokens(self, request_ids: list[str]) -> list[int | None]:
         """Tokens that are on the device already, but that nobody was told of yet."""
         known: dict[str, int] = {}
-        for sampled in self.in_flight:
+        for sampled in list(self.in_flight):
             known.update(zip(sampled.request_ids, sampled.tokens.tolist(), strict=False))
-        return [known[request_id] for request_id in request_ids]
+        # None: accepted in the meantime, by a thread of the engine's that waits for the device.
+        return [known.get(request_id) for request_id in request_ids]
 
     def execute_dummy_batch(self) -> None:
         """Keeps step with other ranks that have something to do."""
@@ -119,10 +120,11 @@ class Sampled(AsyncModelRunnerOutput):
 
     def get_output(self) -> ModelRunnerOutput:
         """Waits for the device. A token for each real row, none in the middle of a prompt; padding is not looked at."""
-        assert self.worker.in_flight.popleft() is self, "steps end in the order in which they began"
         rows = zip(self.tokens.tolist(), self.emits, strict=False)
         sampled = [[token] if emits else [] for token, emits in rows]
         self.worker.inputs.accept(sampled)
+        # Only now: whoever fills the next step meanwhile finds the token in one place at least.
+        assert self.worker.in_flight.popleft() is self, "steps end in the order in which they began"
         index = {request_id: row for row, request_id in enumerate(self.request_ids)}
         return ModelRunnerOutput(req_ids=list(index), req_id_to_index=index, sampled_token_ids=sampled)
 

@@ -1,6 +1,7 @@
 """Every example that a reader sees is run: README, docs/, and the docstrings of the package and its stub.
 
-The Python of docs/vllm.md needs vLLM: tests/test_vllm_docs.py runs it.
+The Python of docs/vllm.md needs vLLM, that of docs/runner.md torch: tests/test_vllm_docs.py and
+tests/test_torch_docs.py run it.
 """
 
 import ast
@@ -20,6 +21,7 @@ import neuron_sched
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NEEDS_VLLM = ROOT / "docs/vllm.md"
+NEEDS_TORCH = ROOT / "docs/runner.md"
 # A block of another page that imports vLLM is run by tests/test_vllm_*.py.
 NEEDS_VLLM_TOO = re.compile(r"^from vllm", re.MULTILINE)
 SOURCES = sorted((ROOT / "python/neuron_sched").rglob("*.py*"))
@@ -77,11 +79,8 @@ def run_doctest(text: str, names: dict, file: Path, line: int) -> int:
     return len(test.examples)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != NEEDS_VLLM], ids=lambda page: page.name)
-def test_python_blocks(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The blocks of a page are one program: a later one may use the names of an earlier one."""
-    monkeypatch.chdir(tmp_path)
-    names = {"__name__": "__main__"}
+def run_blocks(page: Path, names: dict) -> None:
+    """Runs the blocks of a page but those that import vLLM, one after the other."""
     found = [(line, text) for line, text in blocks(page, "python") if not NEEDS_VLLM_TOO.search(text)]
     assert found or page.name != "README.md", "the README shows no Python"
     for line, text in found:
@@ -89,6 +88,16 @@ def test_python_blocks(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
             run_doctest(text, names, page, line)
         else:
             exec(compile("\n" * line + text, page, "exec"), names)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page not in {NEEDS_VLLM, NEEDS_TORCH}], ids=lambda page: page.name
+)
+def test_python_blocks(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The blocks of a page are one program: a later one may use the names of an earlier one."""
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "__main__"}
+    run_blocks(page, names)
 
 
 def names_within(path: Path) -> dict:

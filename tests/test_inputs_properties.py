@@ -390,7 +390,7 @@ class Filling(RuleBasedStateMachine):
     @precondition(lambda self: self.old)
     @rule(which=st.integers(0, 3))
     def fill_of_an_old_step(self, which):
-        """It has the values of its planning, unless somebody in it ended, whose blocks may be somebody else's by now."""
+        """It has the values of its planning, unless somebody in it ended: his blocks may be another's by now."""
         planned = self.old[which % len(self.old)]
         fill = self.watched.inputs.fill
         ended = not all(entry.live for entry in planned.entries.values())

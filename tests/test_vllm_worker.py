@@ -5,7 +5,6 @@ The KV cache begins as NaN and is compared bit by bit around every step: nothing
 changes, and those lie in blocks that the scheduler has given to the step's requests.
 """
 
-
 import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make vllm-env")
