@@ -49,7 +49,8 @@ def workload(seed: int = 11) -> list[Arrival]:
             prompt = rng.choice(prefixes) + prompt
         stops = rng.sample(range(VOCAB), 20) if i % 4 == 1 else []
         request = Request(f"r{i:02}", prompt, rng.randint(1, 24), stop_token_ids=stops)
-        arrivals.append(Arrival(2 * i, request, 2 * i + rng.choice([0, 2, 9, 30]) if i % 5 == 3 else None))
+        turn = i // 3 * 5
+        arrivals.append(Arrival(turn, request, turn + rng.choice([0, 2, 15, 30]) if i % 5 == 3 else None))
     return arrivals
 
 
@@ -96,7 +97,6 @@ def main() -> int:
     model = CompiledModel(lambda: llama, CONFIG, backend="jit")
     model.warmup(progress=True)
     graphs = len(model.report().graphs)
-
     arrivals = workload()
     told = serve(BucketScheduler(CONFIG), PaddedInputs(CONFIG, vocab_size=VOCAB), model, arrivals)
     print(model.report())
@@ -109,9 +109,8 @@ def main() -> int:
         equal += tokens == (right if reason else right[: len(tokens)])
         ends[reason or "cancelled"] += 1
     print("requests:", ", ".join(f"{count} {end}" for end, count in sorted(ends.items())))
-    compiled = len(model.report().graphs) - graphs
-    print(f"graphs compiled while serving: {compiled}")
-    print(f"tokens equal to the reference: {equal} of {len(arrivals)} requests")
+    print("graphs compiled while serving:", compiled := len(model.report().graphs) - graphs)
+    print(f"requests with the tokens of the reference: {equal} of {len(arrivals)}")
     return 0 if equal == len(arrivals) and not compiled else 1
 
 
