@@ -40,7 +40,7 @@ class Weigher(nn.Module):
         places = torch.arange(block_table.shape[1] * self.block_size)
         context = self.kv.unflatten(0, (-1, self.block_size))[block_table.clamp(min=0)].flatten(1, 2)
         context = context.masked_fill((places >= context_lens[:, None])[:, :, None], 0.0)
-        return torch.einsum("rpv,p->rv", context, places + 1.0)
+        return torch.einsum("rpv,p->rv", context, (places + 1).to(context.dtype))
 
     def write(self, slots, new):
         """What has no slot writes into slot 0, which nobody has, what is there."""
