@@ -33,6 +33,8 @@ pub struct Worker {
     seen: Seen,
 }
 
+const PLANNED: &str = "a plan has found every request of its rows";
+
 /// A row of a step that was filled and whose outcome is not known.
 #[derive(Clone, Copy, Debug)]
 struct Filled {
@@ -95,58 +97,56 @@ impl Worker {
     pub fn commit(&mut self, told: Told, plan: Plan) -> impl Iterator<Item = Row> + '_ {
         self.finish(&told.finished);
         let rows = told.rows.into_iter().zip(plan.rows);
-        let filled = rows.filter_map(|(told, planned)| self.update(told, planned)).collect();
+        let filled = rows.map(|(told, planned)| self.update(told, planned)).collect();
         self.in_flight.push_back(filled);
         self.last().map(|filled| filled.row)
     }
 
-    /// `None` for a handle that finds nobody, which a plan has refused.
-    fn update(&mut self, ToldRow { who, blocks, .. }: ToldRow, planned: Planned) -> Option<Filled> {
+    fn update(&mut self, ToldRow { who, blocks, .. }: ToldRow, planned: Planned) -> Filled {
         let row = match who {
             Who::New { tokens, prompt, sampling, replaces } => {
                 if let Some(row) = replaces {
                     self.requests.remove(row);
                 }
-                let prompt = u32::try_from(prompt).ok()?;
+                let prompt = u32::try_from(prompt).expect("a prompt has fewer than 2^32 tokens");
                 self.requests.insert(Request { tokens, blocks, prompt, sampling, end: 0, turn: 0 })
             }
             Who::Known { row, outputs } => {
-                let request = self.requests.get_mut(row)?;
+                let request = self.requests.get_mut(row).expect(PLANNED);
                 request.blocks.extend_from_slice(&blocks);
                 request.forget(outputs);
                 row
             }
             Who::Resumed { row, outputs, tokens } => {
-                let request = self.requests.get_mut(row)?;
+                let request = self.requests.get_mut(row).expect(PLANNED);
                 (request.tokens, request.blocks) = (tokens, blocks);
                 request.forget(outputs);
                 request.turn += 1;
                 row
             }
         };
-        let request = self.requests.get_mut(row)?;
+        let request = self.requests.get_mut(row).expect(PLANNED);
         request.go_on(planned.start, planned.end);
-        Some(Filled { row, turn: request.turn, planned })
+        Filled { row, turn: request.turn, planned }
     }
 
     fn last(&self) -> impl Iterator<Item = &Filled> {
         self.in_flight.back().into_iter().flatten()
     }
 
-    /// The rows of the step that was committed last, a prefill.
+    /// The rows of the step that was just committed, a prefill.
     pub fn prefill_rows(&self) -> impl Iterator<Item = PrefillRow<'_>> {
-        self.last().filter_map(|&Filled { row, planned: Planned { start, end, .. }, .. }| {
-            let Request { tokens, blocks, sampling, .. } = self.requests.get(row)?;
-            let tokens = tokens.get(start as usize..end as usize)?;
-            Some(PrefillRow { tokens, start, blocks, sampling: *sampling })
+        self.last().map(|&Filled { row, planned: Planned { start, end, .. }, .. }| {
+            let Request { tokens, blocks, sampling, .. } = self.requests.get(row).expect(PLANNED);
+            PrefillRow { tokens: &tokens[start as usize..end as usize], start, blocks, sampling: *sampling }
         })
     }
 
-    /// The rows of the step that was committed last, a decode.
+    /// The rows of the step that was just committed, a decode.
     pub fn decode_rows(&self) -> impl Iterator<Item = DecodeRow<'_>> {
-        self.last().filter_map(|&Filled { row, planned: Planned { start, token, .. }, .. }| {
-            let Request { blocks, sampling, .. } = self.requests.get(row)?;
-            Some(DecodeRow { token, position: start, blocks, sampling: *sampling, drafts: 0 })
+        self.last().map(|&Filled { row, planned: Planned { start, token, .. }, .. }| {
+            let Request { blocks, sampling, .. } = self.requests.get(row).expect(PLANNED);
+            DecodeRow { token, position: start, blocks, sampling: *sampling, drafts: 0 }
         })
     }
 
@@ -165,7 +165,7 @@ impl Worker {
                 self.check_sampled(planned, token).map_err(|fault| Error::Row { at, fault })?;
             }
         }
-        let filled = self.in_flight.pop_front().unwrap_or_default();
+        let filled = self.in_flight.pop_front().expect("the front was looked at");
         for (Filled { row, turn, planned }, &token) in filled.into_iter().zip(sampled) {
             let living = self.requests.get_mut(row).filter(|request| request.turn == turn);
             if let (Some(request), Some(token)) = (living, token) {
