@@ -70,7 +70,7 @@ def filled(values, length, padding):
 
 
 def sampling(row):
-    return (row.top_k, row.top_p, row.temperature)
+    return (row.top_k or NO_SAMPLING[0], row.top_p, row.temperature)
 
 
 def prefill(config, rows) -> tuple[Shape, Tensors]:

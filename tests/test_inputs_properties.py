@@ -75,7 +75,7 @@ def tables(config, end):
 
 @st.composite
 def prefills(draw, config):
-    """Fields of the rows of a prefill that fits."""
+    """Fields of the rows of a prefill that fits, but `emits`."""
     left, rows = config.num_batched_tokens_buckets[-1], []
     for _ in range(draw(st.integers(1, config.max_prefills_per_batch))):
         if left == 0:
@@ -113,7 +113,9 @@ def test_rows(data, config, buffers):
     for kind in data.draw(st.lists(st.sampled_from(["prefill", "decode", "again", "dummy"]), min_size=1, max_size=8)):
         if kind == "prefill":
             rows = data.draw(prefills(config))
-            watched.prefill([PrefillRow(**row) for row in rows], [oracle_inputs.Prefill(**row) for row in rows])
+            emits = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
+            given = [PrefillRow(**row, emits=emit) for row, emit in zip(rows, emits, strict=True)]
+            assert watched.prefill(given, [oracle_inputs.Prefill(**row) for row in rows]).emits == emits
         elif kind == "decode":
             rows, bucket = data.draw(decodes(config))
             watched.decode([DecodeRow(**row) for row in rows], [oracle_inputs.Decode(**row) for row in rows], bucket)
@@ -279,6 +281,11 @@ class Planned:
                 names.append(name)
         return names
 
+    def emits(self):
+        """By row, whether it computes the last token of its prompt, or one behind it."""
+        counts, computed = self.values.num_scheduled_tokens, self.values.num_computed_tokens
+        return [computed[name] + counts[name] >= entry.prompt_len for name, entry in self.entries.items()]
+
     def context(self, config):
         longest = max(self.values.num_computed_tokens.values())
         return longest + 1 + oracle_inputs.drafts(config, longest)
@@ -424,7 +431,9 @@ class Filling(RuleBasedStateMachine):
         wishes = {name: entry.wishes for name, entry in planned.entries.items()}
         expected = oracle_inputs.of_step(self.config, values, planned.sequences(given), wishes, context)
         assert values.padded_tokens == expected[0][1], "the scheduler and the runner agree on the size"
-        self.watched.fill(call, expected, ids=list(planned.entries), real=sum(values.num_scheduled_tokens.values()))
+        real = sum(values.num_scheduled_tokens.values())
+        batch = self.watched.fill(call, expected, ids=list(planned.entries), real=real)
+        assert batch.emits == planned.emits()
 
     def teardown(self):
         if hasattr(self, "watched"):

@@ -344,6 +344,25 @@ def test_another_thread_may_accept():
     assert watch.number > 200
 
 
+def test_a_list_that_accepts_while_it_is_read():
+    """Outputs are accepted in order, so one call begins after the other has ended."""
+    s = build()
+    worker = inputs.VllmInputs(s.neuron_config)
+    add(s, a=(10, 5))
+    worker.fill(s.schedule())
+
+    class Accepts(list):
+        def __iter__(self):
+            worker.accept([[7]])
+            return super().__iter__()
+
+    with pytest.raises(RuntimeError, match="another accept"):
+        worker.accept(Accepts([[8]]))
+    assert worker.num_in_flight == 1
+    worker.accept([[9]])
+    assert worker.num_in_flight == 0
+
+
 def test_the_callable_may_ask_for_no_fill():
     """Outputs are told in order, so one fill begins after the other has ended."""
     s = build_ahead(NeuronAsyncScheduler, 1)

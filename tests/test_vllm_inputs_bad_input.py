@@ -317,6 +317,15 @@ def test_the_stock_schedulers_output():
     assert inputs.num_requests == 0
 
 
+@pytest.mark.parametrize("value", [None, 5, {}, [], object()], ids=repr)
+def test_what_is_no_output_of_a_scheduler(value):
+    inputs = VllmInputs(build().neuron_config)
+    with pytest.raises(
+        TypeError, match=r"^scheduler_output: .*num_scheduled_tokens.*expected a SchedulerOutput of vLLM"
+    ):
+        inputs.fill(value)
+
+
 # What a worker is told of requests, in all releases: a field more may be one that changes their tokens or tables.
 FIELDS = {
     NewRequestData: {

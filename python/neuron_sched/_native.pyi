@@ -1,13 +1,13 @@
 """Native half of `neuron_sched`. Use the names that the package exports."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Literal, SupportsIndex, TypedDict, final, overload, type_check_only
 
 import numpy as np
 from numpy.typing import NDArray
 
-from neuron_sched.runner import DecodeRow, PrefillRow
+from neuron_sched.runner import DecodeRow, Ids, PrefillRow
 
 __version__: str
 
@@ -352,11 +352,11 @@ class Request:
     def __new__(
         cls,
         id: str,
-        prompt: int | Sequence[int],
+        prompt: int | Ids,
         max_tokens: int,
         *,
         priority: int = 0,
-        stop_token_ids: Sequence[int] = (),
+        stop_token_ids: Ids = (),
         top_k: int = -1,
         top_p: float = 1.0,
         temperature: float = 0.0,
@@ -383,7 +383,7 @@ class Request:
 
     @property
     def top_k(self) -> int:
-        """For sampling in the engine; -1, the default, is off."""
+        """For sampling in the engine; -1, the default, and 0 are off."""
 
     @property
     def top_p(self) -> float:
@@ -721,7 +721,7 @@ class PaddedInputs:
     def fill(
         self,
         step: Step,
-        tokens: Sequence[int | None] | Callable[[list[str]], Sequence[int]] | None = None,
+        tokens: Sequence[int | None] | Ids | Callable[[list[str]], Sequence[int | None] | Ids] | None = None,
         *,
         context_bucket: int | None = None,
     ) -> Batch:
@@ -735,7 +735,7 @@ class PaddedInputs:
         token ids are not known.
         """
 
-    def prefill(self, rows: Iterable[PrefillRow]) -> Batch:
+    def prefill(self, rows: Sequence[PrefillRow]) -> Batch:
         """The arrays of a prefill of these rows, for callers with a scheduler of their own.
 
         ValueError, naming row and value, for a position of `max_model_len` or more, blocks that do not hold the row's
@@ -743,7 +743,7 @@ class PaddedInputs:
         more rows than `max_prefills_per_batch`, and more tokens than the last bucket.
         """
 
-    def decode(self, rows: Iterable[DecodeRow], context_bucket: int | None = None) -> Batch:
+    def decode(self, rows: Sequence[DecodeRow], context_bucket: int | None = None) -> Batch:
         """The arrays of a decode step of these rows, for callers with a scheduler of their own.
 
         ValueError as in `prefill`, and for more rows than the last batch bucket. `context_bucket` as in `fill`.
@@ -883,7 +883,7 @@ class Worker:
     def fill(
         self,
         step: tuple[Any, ...],
-        tokens: Sequence[int | None] | Callable[[list[str]], Sequence[int | None]] | None = None,
+        tokens: Sequence[int | None] | Ids | Callable[[list[str]], Sequence[int | None] | Ids] | None = None,
         context_bucket: int | None = None,
     ) -> Batch | None:
         """The arrays of a step; None when nobody is scheduled. A refused step changes nothing.
@@ -900,9 +900,10 @@ class Worker:
         RuntimeError while another fill of the same object runs.
         """
 
-    def accept(self, sampled: Sequence[Sequence[int]]) -> None:
+    def accept(self, sampled: Sequence[Ids]) -> None:
         """Takes what the oldest step in flight has sampled: one list a row, with its token, or empty for a chunk in
-        the middle of a prompt. ValueError when no step is in flight, and for a row with too few tokens or too many.
+        the middle of a prompt. ValueError when no step is in flight, and for a row with too few tokens or too many;
+        RuntimeError while another `accept` of the same object runs.
         """
 
     @property

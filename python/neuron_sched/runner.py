@@ -2,6 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from neuron_sched._native import Batch, PaddedInputs
 from neuron_sched.compiled import CompiledModel, ShapeError
@@ -12,6 +16,7 @@ __all__ = [
     "CompiledModel",
     "DecodeRow",
     "GraphReport",
+    "Ids",
     "ModelReport",
     "PaddedInputs",
     "PrefillRow",
@@ -21,6 +26,9 @@ __all__ = [
 
 Shape = tuple[str, int] | tuple[str, int, int]
 """Key of a compiled graph: `("prefill", tokens)`, or `("decode", rows, context)` with the context in tokens."""
+
+Ids = Sequence[int] | NDArray[np.integer[Any]]
+"""Ids of tokens or of KV blocks: a sequence, or an array of one dimension."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,16 +45,16 @@ class _Row:
 class PrefillRow(_Row):
     """The part of one prompt that a prefill step computes; checked when it is filled.
 
-    `token_ids` are those to compute, at least one, as a sequence or an array; `start` is the position of the first of
+    `token_ids` are those to compute, at least one; `start` is the position of the first of
     them, so the number of tokens that the KV cache holds already; `block_ids` are the request's KV blocks, from 1, in
     order of position, enough for its last token. `emits` is false for a chunk in the middle of the prompt. For the
-    sampler: `top_k` (-1 is off), `top_p` (above 0; 1 is off), `temperature` (0 is greedy). `request_id` comes back in
-    `Batch.request_ids`, `emits` in `Batch.emits`.
+    sampler: `top_k` (-1 and 0 are off), `top_p` (above 0; 1 is off), `temperature` (0 is greedy). `request_id` comes
+    back in `Batch.request_ids`, `emits` in `Batch.emits`.
     """
 
-    token_ids: Sequence[int]
+    token_ids: Ids
     start: int
-    block_ids: Sequence[int]
+    block_ids: Ids
     emits: bool = True
 
 
@@ -62,5 +70,5 @@ class DecodeRow(_Row):
 
     token_id: int
     position: int
-    block_ids: Sequence[int]
+    block_ids: Ids
     draft_tokens: int = 0

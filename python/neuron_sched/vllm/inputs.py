@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from neuron_sched._native import Batch, NeuronConfig, PaddedInputs, Worker
-from neuron_sched.runner import Shape
+from neuron_sched.runner import Ids, Shape
 from neuron_sched.vllm import compat
 
 __all__ = ["VllmInputs"]
@@ -65,7 +65,7 @@ class VllmInputs:
     def fill(
         self,
         scheduler_output: Any,
-        tokens: Sequence[int | None] | Callable[[list[str]], Sequence[int | None]] | None = None,
+        tokens: Sequence[int | None] | Ids | Callable[[list[str]], Sequence[int | None] | Ids] | None = None,
         *,
         context_bucket: int | None = None,
     ) -> Batch | None:
@@ -85,18 +85,26 @@ class VllmInputs:
         """
         return self._worker.fill(_step(scheduler_output), tokens, context_bucket)
 
-    def accept(self, sampled: Sequence[Sequence[int]]) -> None:
+    def accept(self, sampled: Sequence[Ids]) -> None:
         """Takes what the oldest filled step that was not accepted has sampled.
 
         One list a real row, in batch order: with one token, or empty for a chunk in the middle of a prompt. Either
         will do for a request that ended, or began anew, since: nothing is kept of it. ValueError when no step is due,
-        and for a row with too few tokens or too many.
+        and for a row with too few tokens or too many; RuntimeError while another `accept` runs.
         """
         self._worker.accept(sampled)
 
 
 def _step(output: Any) -> tuple[Any, ...]:
-    """A `SchedulerOutput` as the native half reads it; no loop over those who go on."""
+    """A `SchedulerOutput` as the native half reads it."""
+    try:
+        return _fields(output)
+    except AttributeError as error:
+        raise TypeError(f"scheduler_output: {error}: expected a SchedulerOutput of vLLM") from error
+
+
+def _fields(output: Any) -> tuple[Any, ...]:
+    """The parts of a `SchedulerOutput`; no loop over those who go on."""
     counts = output.num_scheduled_tokens
     padded, num_seqs_padded = _padding(output) if counts else ({}, 0)
     for name, drafts in output.scheduled_spec_decode_tokens.items():
@@ -135,7 +143,7 @@ def _new_request(new: Any) -> tuple[Any, ...]:
         raise _refused(new.req_id, "pooling_params", new.pooling_params, "none: every prompt ends with a token")
     # Prompt and outputs, for the newer of vLLM's runners: a request that starts over is told as a new one.
     tokens = prompt if new.prefill_token_ids is None else new.prefill_token_ids
-    wishes = (params.top_k if params.top_k > 0 else -1, params.top_p, params.temperature)
+    wishes = (params.top_k, params.top_p, params.temperature)
     return new.req_id, tokens, len(prompt), new.block_ids, new.num_computed_tokens, wishes
 
 

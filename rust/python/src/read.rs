@@ -1,5 +1,6 @@
 //! The fields of a request or a row as Python gives them, each fault named.
 
+use std::fmt::{self, Display};
 use std::ops::RangeInclusive;
 
 use neuron_sched_core::config::TOKENS_MAX;
@@ -14,31 +15,46 @@ use crate::value::{plain, sequence_len, shown, whole};
 /// Most ids of one sequence: more than any model takes, and a quarter of a gigabyte.
 const IDS_MAX: usize = 1 << 26;
 
-/// Reads the fields of something whose name messages begin with: `"request 'a': "`, `"rows[3]."`.
-pub(crate) struct Read {
-    whose: String,
+/// Whose field a message names.
+#[derive(Clone, Copy)]
+pub(crate) enum Whose<'a> {
+    /// That of the call itself.
+    Argument,
+    Request(&'a str),
+    /// That of a row by its place in `rows`.
+    Row(usize),
 }
 
-impl Read {
-    pub(crate) fn new(whose: String) -> Self {
-        Self { whose }
+impl Display for Whose<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Argument => Ok(()),
+            Self::Request(id) => write!(f, "request '{id}': "),
+            Self::Row(at) => write!(f, "rows[{at}]."),
+        }
     }
+}
 
+/// Reads the fields of somebody.
+#[derive(Clone, Copy)]
+pub(crate) struct Read<'a>(pub(crate) Whose<'a>);
+
+impl Read<'_> {
     pub(crate) fn type_error(&self, field: &str, value: &Bound<'_, PyAny>, expected: &str) -> PyErr {
-        PyTypeError::new_err(format!("{}{field}: {}: expected {expected}", self.whose, shown(value)))
+        PyTypeError::new_err(format!("{}{field}: {}: expected {expected}", self.0, shown(value)))
     }
 
     pub(crate) fn value_error(&self, field: &str, value: &str, expected: &str) -> PyErr {
-        PyValueError::new_err(format!("{}{field}: {value}: expected {expected}", self.whose))
+        PyValueError::new_err(format!("{}{field}: {value}: expected {expected}", self.0))
     }
 
     pub(crate) fn count(&self, field: &str, value: &Bound<'_, PyAny>, range: RangeInclusive<i64>) -> PyResult<i64> {
-        let expected = format!("a whole number from {} to {}", range.start(), range.end());
+        let expected = || format!("a whole number from {} to {}", range.start(), range.end());
         let Some(number) = whole(value) else {
-            return Err(self.type_error(field, value, &expected));
+            return Err(self.type_error(field, value, &expected()));
         };
         let read = number.extract::<i64>().ok().filter(|count| range.contains(count));
-        read.ok_or_else(|| self.value_error(field, &shown(value), &expected))
+        read.ok_or_else(|| self.value_error(field, &shown(value), &expected()))
     }
 
     /// A count of tokens, an id or a position.
@@ -105,10 +121,11 @@ impl Read {
     }
 }
 
-/// What is asked of the sampler, as the tensors have it.
+/// What is asked of the sampler, as the tensors have it: 0 for `top_k` means all, as it does to vLLM.
 #[allow(clippy::cast_precision_loss, reason = "no vocabulary has 2^24 tokens")]
 pub(crate) fn sampling(top_k: i64, top_p: f64, temperature: f64) -> Sampling {
-    Sampling { top_k: top_k as f32, top_p: single(top_p), temperature: single(temperature) }
+    let top_k = if top_k == 0 { -1.0 } else { top_k as f32 };
+    Sampling { top_k, top_p: single(top_p), temperature: single(temperature) }
 }
 
 #[allow(clippy::cast_possible_truncation, reason = "the tensor is of float32")]

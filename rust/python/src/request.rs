@@ -6,7 +6,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
 
-use crate::read::{Read, sampling};
+use crate::read::{Read, Whose, sampling};
 use crate::value::{shown, whole};
 
 /// A request for `BucketScheduler`; an immutable value.
@@ -27,7 +27,7 @@ pub(crate) struct Request {
     #[pyo3(get)]
     priority: i64,
     stop_token_ids: Box<[u32]>,
-    /// For sampling in the engine; -1, the default, is off.
+    /// For sampling in the engine; -1, the default, and 0 are off.
     #[pyo3(get)]
     top_k: i64,
     /// For sampling in the engine, above 0 and at most 1, the default.
@@ -79,10 +79,10 @@ impl Request {
         };
         // A plain str: a subclass could run code of its own while the scheduler is locked.
         let id = PyString::new(py, text).unbind();
-        let read = Read::new(format!("request '{text}': "));
+        let read = Read(Whose::Request(text));
         Ok(Self {
             id,
-            prompt: read_prompt(&read, prompt)?,
+            prompt: read_prompt(read, prompt)?,
             max_tokens: read.number("max_tokens", max_tokens, 1)?,
             priority: priority.map_or(Ok(0), |value| read.count("priority", value, i64::MIN..=i64::MAX))?,
             stop_token_ids: stop_token_ids
@@ -115,7 +115,7 @@ impl Request {
     }
 }
 
-fn read_prompt(read: &Read, value: &Bound<'_, PyAny>) -> PyResult<Prompt> {
+fn read_prompt(read: Read<'_>, value: &Bound<'_, PyAny>) -> PyResult<Prompt> {
     if whole(value).is_some() {
         return read.number("prompt", value, 1).map(Prompt::Length);
     }

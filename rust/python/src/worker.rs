@@ -17,7 +17,7 @@ use pyo3::types::PyTuple;
 use crate::error::to_py;
 use crate::fill::{Batch, Given, PaddedInputs, bucket, refuse_bucket};
 use crate::guard::Guarded;
-use crate::read::Read;
+use crate::read::{Read, Whose};
 use crate::value::{plain, sequence_len, shown};
 
 use told::{StepArguments, ToldStep, name_at};
@@ -38,6 +38,7 @@ pub(crate) struct Worker {
     inputs: Py<PaddedInputs>,
     named: Guarded<Named>,
     filling: AtomicBool,
+    accepting: AtomicBool,
 }
 
 #[pymethods]
@@ -46,7 +47,12 @@ impl Worker {
     fn new(inputs: Bound<'_, PaddedInputs>) -> Self {
         let core = worker::Worker::new(inputs.get().layout().as_ref().clone());
         let named = Named { core, rows: HashMap::new(), in_flight: VecDeque::new() };
-        Self { inputs: inputs.unbind(), named: Guarded::new(named), filling: AtomicBool::new(false) }
+        Self {
+            inputs: inputs.unbind(),
+            named: Guarded::new(named),
+            filling: AtomicBool::new(false),
+            accepting: AtomicBool::new(false),
+        }
     }
 
     /// The arrays of a step; None when nobody is scheduled. A refused step changes nothing.
@@ -58,7 +64,7 @@ impl Worker {
         tokens: Option<&Bound<'_, PyAny>>,
         context_bucket: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<Batch>> {
-        let _alone = Alone::enter(&self.filling)?;
+        let _alone = Alone::enter(&self.filling, "fill")?;
         let given = Given::read(tokens);
         let bucket = context_bucket.map(bucket).transpose()?;
         let mut step = ToldStep::read(step)?;
@@ -76,8 +82,10 @@ impl Worker {
     }
 
     /// Takes what the oldest step in flight has sampled: one list a row, with its token, or empty for a chunk in the
-    /// middle of a prompt. `ValueError` when no step is in flight, and for a row with too few tokens or too many.
+    /// middle of a prompt. `ValueError` when no step is in flight, and for a row with too few tokens or too many;
+    /// `RuntimeError` while another `accept` of the same object runs.
     fn accept(&self, sampled: &Bound<'_, PyAny>) -> PyResult<()> {
+        let _alone = Alone::enter(&self.accepting, "accept")?;
         let py = sampled.py();
         let names = self.named.with(|named| named.in_flight.front().map(|names| names.clone_ref(py)))?;
         let name = |at| names.as_ref().map_or(String::new(), |names| name_at(names.bind(py), at));
@@ -107,15 +115,18 @@ impl Worker {
     /// Checks a step, with the tokens that are not known asked for.
     fn plan(&self, step: &ToldStep<'_>, told: &Told, given: &Given<'_>, bucket: Option<i64>) -> PyResult<Plan> {
         let plan = || {
-            let planned = self.named.with(|named| named.core.plan(told, bucket, |at| step.name(at)))?;
+            let planned = self.named.with(|named| {
+                let plan = named.core.plan(told, bucket, |at| step.name(at));
+                plan.map(|plan| (plan, named.core.in_flight()))
+            })?;
             planned.map_err(|error| refused(&error, |at| step.name(at)))
         };
-        let mut planned = plan()?;
+        let (mut planned, in_flight) = plan()?;
         let unknown = || Ok(planned.unknown().collect());
         let tokens = given.resolve(&step.names, unknown)?;
-        if matches!(given, Given::Callable(_)) && tokens.is_some() {
-            // The callable may have accepted a step itself.
-            planned = plan()?;
+        if self.num_in_flight()? != in_flight {
+            // The callable has accepted a step, or another thread has.
+            planned = plan()?.0;
         }
         self.named
             .with(|named| named.core.give(&mut planned, tokens.as_deref().unwrap_or_default()))?
@@ -155,15 +166,16 @@ impl Named {
     }
 }
 
-/// Steps are told in order: one fill at a time.
+/// Steps are told, and accepted, in order: one call of a kind at a time, whatever code of Python's a call runs.
 struct Alone<'a>(&'a AtomicBool);
 
 impl<'a> Alone<'a> {
-    fn enter(filling: &'a AtomicBool) -> PyResult<Self> {
-        if filling.swap(true, Ordering::Acquire) {
-            return Err(PyRuntimeError::new_err("fill: called while another fill of the same object runs"));
+    fn enter(running: &'a AtomicBool, call: &str) -> PyResult<Self> {
+        if running.swap(true, Ordering::Acquire) {
+            let message = format!("{call}: called while another {call} of the same object runs");
+            return Err(PyRuntimeError::new_err(message));
         }
-        Ok(Self(filling))
+        Ok(Self(running))
     }
 }
 
@@ -189,7 +201,7 @@ fn refused(error: &Error, name: impl Fn(usize) -> String) -> PyErr {
 /// One list a row, with a token or without.
 fn read_sampled(sampled: &Bound<'_, PyAny>, rows: usize, name: impl Fn(usize) -> String) -> PyResult<Vec<Option<u32>>> {
     let Some(len) = sequence_len(sampled) else {
-        return Err(Read::new(String::new()).type_error("sampled", sampled, "a sequence with one list a row"));
+        return Err(Read(Whose::Argument).type_error("sampled", sampled, "a sequence with one list a row"));
     };
     if len != rows {
         // The core refuses it by its length.
@@ -198,16 +210,21 @@ fn read_sampled(sampled: &Bound<'_, PyAny>, rows: usize, name: impl Fn(usize) ->
     let mut tokens = Vec::with_capacity(rows);
     for (at, entry) in sampled.try_iter()?.enumerate().take(rows) {
         let entry = entry?;
-        let read = || Read::new(format!("request '{}': ", name(at)));
         tokens.push(match sequence_len(&entry) {
             Some(0) => None,
             Some(1) => {
                 let token = entry.get_item(0)?;
                 let known = plain(&token).filter(|&token| token <= TOKENS_MAX);
-                Some(known.map_or_else(|| read().number("sampled", &token, 0), Ok)?)
+                Some(known.map_or_else(|| Read(Whose::Request(&name(at))).number("sampled", &token, 0), Ok)?)
             }
-            Some(_) => return Err(read().value_error("sampled", &shown(&entry), "one token, or none")),
-            None => return Err(read().type_error("sampled", &entry, "a list of one token, or an empty one")),
+            Some(_) => {
+                let (name, value) = (name(at), shown(&entry));
+                return Err(Read(Whose::Request(&name)).value_error("sampled", &value, "one token, or none"));
+            }
+            None => {
+                let (name, expected) = (name(at), "a list of one token, or an empty one");
+                return Err(Read(Whose::Request(&name)).type_error("sampled", &entry, expected));
+            }
         });
     }
     Ok(tokens)

@@ -4,11 +4,12 @@ use neuron_sched_core::error::Error;
 use neuron_sched_core::fill::{self, Shape};
 use neuron_sched_core::request::Sampling;
 use pyo3::exceptions::{PyAttributeError, PyTypeError};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
 use crate::error::to_py;
-use crate::read::{Read, sampling};
+use crate::read::{Read, Whose, sampling};
 use crate::value::{sequence_len, shown};
 
 /// A `PrefillRow` as it was read.
@@ -22,13 +23,13 @@ pub(super) struct PrefillRow {
 }
 
 impl PrefillRow {
-    pub(super) fn read(read: &Read, row: &Bound<'_, PyAny>) -> PyResult<Self> {
+    pub(super) fn read(read: Read<'_>, row: &Bound<'_, PyAny>) -> PyResult<Self> {
         Ok(Self {
-            tokens: read.ids("token_ids", &row.getattr("token_ids")?, "a sequence of token ids")?,
-            start: read.number("start", &row.getattr("start")?, 0)?,
-            blocks: read.ids("block_ids", &row.getattr("block_ids")?, "a sequence of block ids")?,
+            tokens: read.ids("token_ids", &row.getattr(intern!(row.py(), "token_ids"))?, "a sequence of token ids")?,
+            start: read.number("start", &row.getattr(intern!(row.py(), "start"))?, 0)?,
+            blocks: read.ids("block_ids", &row.getattr(intern!(row.py(), "block_ids"))?, "a sequence of block ids")?,
             sampling: read_sampling(read, row)?,
-            emits: read.flag("emits", &row.getattr("emits")?)?,
+            emits: read.flag("emits", &row.getattr(intern!(row.py(), "emits"))?)?,
         })
     }
 
@@ -48,13 +49,13 @@ pub(super) struct DecodeRow {
 }
 
 impl DecodeRow {
-    pub(super) fn read(read: &Read, row: &Bound<'_, PyAny>) -> PyResult<Self> {
+    pub(super) fn read(read: Read<'_>, row: &Bound<'_, PyAny>) -> PyResult<Self> {
         Ok(Self {
-            token: read.number("token_id", &row.getattr("token_id")?, 0)?,
-            position: read.number("position", &row.getattr("position")?, 0)?,
-            blocks: read.ids("block_ids", &row.getattr("block_ids")?, "a sequence of block ids")?,
+            token: read.number("token_id", &row.getattr(intern!(row.py(), "token_id"))?, 0)?,
+            position: read.number("position", &row.getattr(intern!(row.py(), "position"))?, 0)?,
+            blocks: read.ids("block_ids", &row.getattr(intern!(row.py(), "block_ids"))?, "a sequence of block ids")?,
             sampling: read_sampling(read, row)?,
-            drafts: read.number("draft_tokens", &row.getattr("draft_tokens")?, 0)?,
+            drafts: read.number("draft_tokens", &row.getattr(intern!(row.py(), "draft_tokens"))?, 0)?,
         })
     }
 
@@ -64,10 +65,10 @@ impl DecodeRow {
     }
 }
 
-fn read_sampling(read: &Read, row: &Bound<'_, PyAny>) -> PyResult<Sampling> {
-    let top_k = read.top_k(&row.getattr("top_k")?)?;
-    let top_p = read.top_p(&row.getattr("top_p")?)?;
-    Ok(sampling(top_k, top_p, read.temperature(&row.getattr("temperature")?)?))
+fn read_sampling(read: Read<'_>, row: &Bound<'_, PyAny>) -> PyResult<Sampling> {
+    let top_k = read.top_k(&row.getattr(intern!(row.py(), "top_k"))?)?;
+    let top_p = read.top_p(&row.getattr(intern!(row.py(), "top_p"))?)?;
+    Ok(sampling(top_k, top_p, read.temperature(&row.getattr(intern!(row.py(), "temperature"))?)?))
 }
 
 /// The rows of a list, which should be of `class`, and the names that they bear. `fits` refuses their number before any
@@ -76,7 +77,7 @@ pub(super) fn read_rows<R>(
     rows: &Bound<'_, PyAny>,
     class: &str,
     fits: impl Fn(usize) -> Result<Shape, Error>,
-    read: impl Fn(&Read, &Bound<'_, PyAny>) -> PyResult<R>,
+    read: impl Fn(Read<'_>, &Bound<'_, PyAny>) -> PyResult<R>,
 ) -> PyResult<(Vec<R>, Py<PyTuple>)> {
     let py = rows.py();
     let type_error = || PyTypeError::new_err(format!("rows: {}: expected a list of rows", shown(rows)));
@@ -86,7 +87,8 @@ pub(super) fn read_rows<R>(
     let mut ids = Vec::with_capacity(items.len());
     let mut values = Vec::with_capacity(items.len());
     for (at, row) in items.iter().enumerate() {
-        let value = read(&Read::new(format!("rows[{at}].")), row).map_err(|error| {
+        let reader = Read(Whose::Row(at));
+        let value = read(reader, row).map_err(|error| {
             if !error.is_instance_of::<PyAttributeError>(py) {
                 return error;
             }
@@ -95,9 +97,9 @@ pub(super) fn read_rows<R>(
             wrong
         });
         values.push(value?);
-        let id = row.getattr("request_id")?;
+        let id = row.getattr(intern!(row.py(), "request_id"))?;
         if !id.is_none() && !id.is_instance_of::<PyString>() {
-            return Err(Read::new(format!("rows[{at}].")).type_error("request_id", &id, "a string or None"));
+            return Err(reader.type_error("request_id", &id, "a string or None"));
         }
         ids.push(id);
     }

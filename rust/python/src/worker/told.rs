@@ -1,14 +1,13 @@
 //! A step as the engine's scheduler tells it: Python's containers, read into plain values.
 
 use std::collections::HashMap;
-use std::fmt::Display;
 
 use neuron_sched_core::request::{Row, Sampling};
 use neuron_sched_core::worker::{Told, ToldRow, Who};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyList, PyString, PyTuple};
 
-use crate::read::{Read, sampling};
+use crate::read::{Read, Whose, sampling};
 
 /// Counts, padded counts, padded rows, ended ids, new requests, known requests.
 pub(crate) type StepArguments<'py> =
@@ -62,31 +61,33 @@ enum Place {
 impl<'py> ToldStep<'py> {
     pub(crate) fn read(step: StepArguments<'py>) -> PyResult<Self> {
         let (counts, padded, num_seqs_padded, finished, new, known) = step;
-        let num_seqs_padded = number("", "num_seqs_padded", &num_seqs_padded)?;
+        let num_seqs_padded = number(Whose::Argument, "num_seqs_padded", &num_seqs_padded)?;
         // Lists that nobody else has: a count may be anything, and run code that changes the dict.
         let (names, counts) = (counts.keys().to_tuple(), counts.values());
         let (padded_names, padded_counts) = (padded.keys(), padded.values());
         if padded_names.len() != names.len() {
             let (given, expected) = (padded_names.len(), format!("those of the {} scheduled requests", names.len()));
-            return Err(refused("", "num_scheduled_tokens_padded", &format!("{given} counts"), &expected));
+            return Err(refused(Whose::Argument, "num_scheduled_tokens_padded", &format!("{given} counts"), &expected));
         }
         let places = places(&names, &new, &known)?;
         let (mut rows, mut fresh) = (Vec::with_capacity(places.len()), Vec::new());
         for (at, (id, place)) in names.iter().zip(places).enumerate() {
+            let name = id.cast::<PyString>()?.to_str()?;
+            let whose = Whose::Request(name);
             let (of, blocks, computed) = match place {
-                Place::New(at) => read_new(&new[at])?,
-                Place::Known(at) => read_known(&id, &known, at)?,
+                Place::New(at) => read_new(whose, &new[at])?,
+                Place::Known(at) => read_known(whose, &id, &known, at)?,
             };
             if matches!(of, Of::New { .. }) {
-                fresh.push((at, name_at(&names, at)));
+                fresh.push((at, name.to_owned()));
             }
-            let count = number(&id, "num_scheduled_tokens", &counts.get_item(at)?)?;
+            let count = number(whose, "num_scheduled_tokens", &counts.get_item(at)?)?;
             // The two dicts have the same order, but nothing else depends on it.
             let in_order = padded_names.get_item(at)?.is(&id).then(|| padded_counts.get_item(at));
             let padded = in_order.map_or_else(|| padded.get_item(&id), |padded| padded.map(Some))?;
             let padded = match padded {
-                Some(padded) => number(&id, "num_scheduled_tokens_padded", &padded)?,
-                None => return Err(refused(&id, "num_scheduled_tokens_padded", "none", "a count")),
+                Some(padded) => number(whose, "num_scheduled_tokens_padded", &padded)?,
+                None => return Err(refused(whose, "num_scheduled_tokens_padded", "none", "a count")),
             };
             rows.push(ReadRow { of, blocks, computed, count, padded });
         }
@@ -115,7 +116,7 @@ impl<'py> ToldStep<'py> {
             let name = name.cast::<PyString>()?;
             let name = name.to_str()?;
             let row = known.get(name).copied();
-            let known = || row.ok_or_else(|| refused(name, "num_scheduled_tokens", "unknown", UNKNOWN));
+            let known = || row.ok_or_else(|| refused(Whose::Request(name), "num_scheduled_tokens", "unknown", UNKNOWN));
             let who = match of {
                 Of::New { tokens, prompt, sampling } => Who::New { tokens, prompt, sampling, replaces: row },
                 Of::Known { outputs } => Who::Known { row: known()?, outputs },
@@ -141,7 +142,7 @@ fn places(names: &Bound<'_, PyTuple>, new: &[NewArguments<'_>], known: &Known<'_
     let lengths = [ids.len(), computed.len(), blocks.len(), outputs.len()];
     if lengths.iter().any(|&len| len != ids.len()) {
         let text = format!("{lengths:?} ids, counts, blocks and outputs");
-        return Err(refused("", "scheduled_cached_reqs", &text, "as many of each"));
+        return Err(refused(Whose::Argument, "scheduled_cached_reqs", &text, "as many of each"));
     }
     let mut places = Vec::with_capacity(names.len());
     let mut others: Option<HashMap<String, Place>> = None;
@@ -157,15 +158,17 @@ fn places(names: &Bound<'_, PyTuple>, new: &[NewArguments<'_>], known: &Known<'_
             Some(others) => others,
             none => none.insert(by_name(new, ids)?),
         };
-        let place = others.get(id.cast::<PyString>()?.to_str()?).copied();
-        places.push(place.ok_or_else(|| {
-            refused(&id, "num_scheduled_tokens", "told nowhere", "one of scheduled_new_reqs or scheduled_cached_reqs")
+        let name = id.cast::<PyString>()?.to_str()?;
+        places.push(others.get(name).copied().ok_or_else(|| {
+            let expected = "one of scheduled_new_reqs or scheduled_cached_reqs";
+            refused(Whose::Request(name), "num_scheduled_tokens", "told nowhere", expected)
         })?);
     }
     if places.len() != new.len() + ids.len() {
         for id in new.iter().map(|(id, ..)| id.clone().into_any()).chain(ids.iter()) {
             if !names.contains(&id)? {
-                return Err(refused(&id, "num_scheduled_tokens", "none", "a count of each request that is told"));
+                let whose = Whose::Request(id.cast::<PyString>()?.to_str()?);
+                return Err(refused(whose, "num_scheduled_tokens", "none", "a count of each request that is told"));
             }
         }
         by_name(new, ids)?;
@@ -177,40 +180,43 @@ fn by_name(new: &[NewArguments<'_>], ids: &Bound<'_, PyList>) -> PyResult<HashMa
     let mut places = HashMap::new();
     let new = new.iter().enumerate().map(|(at, (id, ..))| (id.clone().into_any(), Place::New(at)));
     for (id, place) in new.chain(ids.iter().enumerate().map(|(at, id)| (id, Place::Known(at)))) {
-        if places.insert(id.cast::<PyString>()?.to_str()?.to_owned(), place).is_some() {
-            return Err(refused(&id, "scheduled_new_reqs, scheduled_cached_reqs", "told twice", "each request once"));
+        let name = id.cast::<PyString>()?.to_str()?;
+        if places.insert(name.to_owned(), place).is_some() {
+            let field = "scheduled_new_reqs, scheduled_cached_reqs";
+            return Err(refused(Whose::Request(name), field, "told twice", "each request once"));
         }
     }
     Ok(places)
 }
 
-fn read_new((id, tokens, prompt, blocks, computed, wishes): &NewArguments<'_>) -> PyResult<(Of, Vec<u32>, i64)> {
-    let read = of(id);
+fn read_new(whose: Whose<'_>, new: &NewArguments<'_>) -> PyResult<(Of, Vec<u32>, i64)> {
+    let (_, tokens, prompt, blocks, computed, wishes) = new;
+    let read = Read(whose);
     let (top_k, top_p, temperature) = wishes;
     let sampling = sampling(read.top_k(top_k)?, read.top_p(top_p)?, read.temperature(temperature)?);
     let tokens = read.ids("prompt_token_ids", tokens, "a sequence of token ids")?;
-    let blocks = read_blocks(&read, "block_ids", blocks)?;
-    let computed = number(id, "num_computed_tokens", computed)?;
+    let blocks = read_blocks(read, "block_ids", blocks)?;
+    let computed = number(whose, "num_computed_tokens", computed)?;
     Ok((Of::New { tokens, prompt: *prompt, sampling }, blocks, computed))
 }
 
-fn read_known(id: &Bound<'_, PyAny>, known: &Known<'_>, at: usize) -> PyResult<(Of, Vec<u32>, i64)> {
+fn read_known(whose: Whose<'_>, id: &Bound<'_, PyAny>, known: &Known<'_>, at: usize) -> PyResult<(Of, Vec<u32>, i64)> {
+    let read = Read(whose);
     let (_, computed, blocks, outputs, resumed) = known;
     let blocks = blocks.get_item(at)?;
-    let computed = number(id, "num_computed_tokens", &computed.get_item(at)?)?;
-    let outputs = number(id, "num_output_tokens", &outputs.get_item(at)?)?;
+    let computed = number(whose, "num_computed_tokens", &computed.get_item(at)?)?;
+    let outputs = number(whose, "num_output_tokens", &outputs.get_item(at)?)?;
     let started_over = if resumed.is_empty() { None } else { resumed.get_item(id)? };
     let Some(tokens) = started_over else {
-        let blocks = if blocks.is_none() { Vec::new() } else { read_blocks(&of(id), "new_block_ids", &blocks)? };
+        let blocks = if blocks.is_none() { Vec::new() } else { read_blocks(read, "new_block_ids", &blocks)? };
         return Ok((Of::Known { outputs }, blocks, computed));
     };
-    let read = of(id);
     let tokens = read.ids("all_token_ids", &tokens, "a sequence of token ids")?;
-    Ok((Of::Resumed { outputs, tokens }, read_blocks(&read, "new_block_ids", &blocks)?, computed))
+    Ok((Of::Resumed { outputs, tokens }, read_blocks(read, "new_block_ids", &blocks)?, computed))
 }
 
 /// The blocks of the only KV cache group there is.
-fn read_blocks(read: &Read, field: &str, groups: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+fn read_blocks(read: Read<'_>, field: &str, groups: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     let Ok(groups) = groups.cast::<PyTuple>() else {
         return Err(read.type_error(field, groups, "a tuple with one list of block ids"));
     };
@@ -222,21 +228,15 @@ fn read_blocks(read: &Read, field: &str, groups: &Bound<'_, PyAny>) -> PyResult<
 }
 
 /// A whole number, for the core to judge.
-fn number(id: impl Display, field: &str, value: &Bound<'_, PyAny>) -> PyResult<i64> {
+fn number(whose: Whose<'_>, field: &str, value: &Bound<'_, PyAny>) -> PyResult<i64> {
     if value.is_exact_instance_of::<PyInt>()
         && let Ok(number) = value.extract()
     {
         return Ok(number);
     }
-    of(id).count(field, value, i64::MIN..=i64::MAX)
+    Read(whose).count(field, value, i64::MIN..=i64::MAX)
 }
 
-/// Reads the fields of a request, or of the step itself.
-fn of(id: impl Display) -> Read {
-    let id = id.to_string();
-    Read::new(if id.is_empty() { id } else { format!("request '{id}': ") })
-}
-
-fn refused(id: impl Display, field: &str, value: &str, expected: &str) -> PyErr {
-    of(id).value_error(field, value, expected)
+fn refused(whose: Whose<'_>, field: &str, value: &str, expected: &str) -> PyErr {
+    Read(whose).value_error(field, value, expected)
 }
