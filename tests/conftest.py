@@ -43,6 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]):
         limits = [seconds for marker, seconds in TIMEOUTS.items() if item.get_closest_marker(marker)]
         if limits and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(max(limits)))
+    items.sort(key=lambda item: item.get_closest_marker("llvm") is not None)
 
 
 def pytest_runtest_setup():

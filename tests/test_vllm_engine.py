@@ -218,11 +218,9 @@ def test_draft_model_at_the_end_of_the_context(drawn_model, stock_near_the_end, 
         assert of_one == sorted(of_one, key=lambda step: -step[0])
 
 
+@pytest.mark.llvm
 def test_ngram_at_the_end_of_the_context(drawn_model, stock_near_the_end):
-    """The last test here that makes an engine: n-grams load llvmlite, and a CPU engine cannot start after that.
-
-    N-grams may propose fewer tokens than k, or none, at any time; but no step may be cut where the context ends.
-    """
+    """N-grams may propose fewer tokens than k, or none, at any time; but no step may be cut where the context ends."""
     draft = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
     told, scheduler = served_near_the_end(drawn_model, neuron_sched.NeuronAsyncScheduler, False, draft)
     assert told == stock_near_the_end

@@ -102,7 +102,7 @@ impl PaddedInputs {
         });
         written?.map_err(|refused| refused.told(py, step))?;
         self.keep(shape)?;
-        let batch = Batch::new(buffers, step.batch.ids(py), planned.total());
+        let batch = Batch::new(buffers, step.names.ids(py), planned.total());
         Ok(batch.emitting((0..planned.rows().len()).map(|at| planned.emits(at))))
     }
 
@@ -116,7 +116,7 @@ impl PaddedInputs {
             let unknown = scheduler.read(|core| core.unknown_decodes(planned).map(Iterator::collect))?;
             unknown.map_err(|why| Refused::Unfilled(why).told(py, step))
         };
-        let given = given.resolve(step.batch.ids(py).bind(py), unknown)?;
+        let given = given.resolve(step.names.ids(py).bind(py), unknown)?;
         // Only now: a callable may have filled a step itself.
         let buffers = self.buffers(py, shape)?;
         let written = scheduler.read(|core| {
@@ -130,7 +130,7 @@ impl PaddedInputs {
         });
         written?.map_err(|refused| refused.told(py, step))?;
         self.keep(shape)?;
-        Ok(Batch::new(buffers, step.batch.ids(py), planned.total()))
+        Ok(Batch::new(buffers, step.names.ids(py), planned.total()))
     }
 }
 
@@ -283,7 +283,7 @@ impl From<Unfilled> for Refused {
 impl Refused {
     /// The exception, with the names of `step`.
     fn told(self, py: Python<'_>, step: &Step) -> PyErr {
-        let of = |at| step.batch.id(py, at);
+        let of = |at| step.names.id(py, at);
         match self {
             Self::Unfilled(Unfilled::TooOld) => {
                 PyValueError::new_err("step: too old: its blocks may have been handed out again")

@@ -16,7 +16,7 @@ use crate::error::{of_request, to_py};
 use crate::guard::Guarded;
 use crate::read::ids_of_array;
 use crate::request::{Request, RequestState};
-use crate::step::{Batch, Outcomes, Step};
+use crate::step::{Names, Outcomes, Step};
 use crate::value::{plain, sequence_len, shown, whole};
 
 /// The core and the names of its rows. Nothing that could run Python code is done while it is locked, and
@@ -83,8 +83,8 @@ impl Explanation {
 #[pyclass(frozen, weakref, module = "neuron_sched")]
 pub(crate) struct BucketScheduler {
     named: Guarded<Named>,
-    /// The batch of the last step, used again while the rows stay the same.
-    batch: Mutex<Option<Arc<Batch>>>,
+    /// The names of the last step, used again while the rows stay the same.
+    names: Mutex<Option<Arc<Names>>>,
     /// The configuration that it was made with.
     #[pyo3(get)]
     pub(crate) config: Py<NeuronConfig>,
@@ -101,8 +101,8 @@ impl BucketScheduler {
         self.named.with(|named| f(&named.core))
     }
 
-    fn batch(&self) -> Option<Arc<Batch>> {
-        self.batch.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn last_names(&self) -> Option<Arc<Names>> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -112,7 +112,7 @@ impl BucketScheduler {
     fn new(config: Bound<'_, NeuronConfig>) -> Self {
         let core = ExclusiveScheduler::new(config.get().core());
         let named = Guarded::new(Named { core, ids: Vec::new(), rows: HashMap::new() });
-        Self { named, batch: Mutex::new(None), config: config.unbind() }
+        Self { named, names: Mutex::new(None), config: config.unbind() }
     }
 
     /// Queues a request.
@@ -145,27 +145,27 @@ impl BucketScheduler {
     #[pyo3(signature = (throttle_prefills=false, *, ahead=false))]
     fn schedule(slf: &Bound<'_, Self>, throttle_prefills: bool, ahead: bool) -> PyResult<Step> {
         let (py, this) = (slf.py(), slf.get());
-        let last = this.batch();
+        let last = this.last_names();
         let planned = this.named.with(|named| {
             let step = Arc::clone(named.core.schedule(Options { throttle_prefills, ahead })?);
             let finished = named.ids(py, step.finished());
-            let same = last.as_ref().is_some_and(|batch| batch.rows == step.rows());
+            let same = last.as_ref().is_some_and(|names| names.rows == step.rows());
             let ids = if same { None } else { Some(named.ids(py, step.rows())) };
             Ok((step, finished, ids))
         })?;
         let (step, finished, ids) = planned.map_err(|error| to_py(&error))?;
-        let batch = match (ids, last) {
-            (None, Some(batch)) => batch,
+        let names = match (ids, last) {
+            (None, Some(names)) => names,
             (ids, _) => {
-                let batch = Arc::new(Batch::new(py, step.rows(), ids.unwrap_or_default())?);
-                let mut last = this.batch.lock().unwrap_or_else(PoisonError::into_inner);
-                let before = last.replace(Arc::clone(&batch));
+                let names = Arc::new(Names::new(py, step.rows(), ids.unwrap_or_default())?);
+                let mut last = this.names.lock().unwrap_or_else(PoisonError::into_inner);
+                let before = last.replace(Arc::clone(&names));
                 drop(last);
                 drop(before);
-                batch
+                names
             }
         };
-        Ok(Step { scheduler: slf.clone().unbind(), planned: step, batch, finished })
+        Ok(Step { scheduler: slf.clone().unbind(), planned: step, names, finished })
     }
 
     /// Takes the result of the step that is due, and moves all counts on.
@@ -191,7 +191,7 @@ impl BucketScheduler {
             named.forget_delivered(py, &mut gone)?;
             Ok(completion)
         })??;
-        Ok(Outcomes { completion, batch: Arc::clone(&step.batch) })
+        Ok(Outcomes { completion, names: Arc::clone(&step.names) })
     }
 
     /// Ends a request at once and frees its KV blocks; False when no live request has the id.

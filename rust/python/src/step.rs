@@ -13,7 +13,7 @@ use pyo3::types::{PyDict, PyList, PySlice, PyString, PyTuple};
 use crate::scheduler::BucketScheduler;
 
 /// The names of a batch, shared by all steps that run the same rows.
-pub(crate) struct Batch {
+pub(crate) struct Names {
     pub(crate) rows: Vec<Row>,
     ids: Py<PyTuple>,
     /// {id: 1}, made when first read.
@@ -24,7 +24,7 @@ pub(crate) struct Batch {
     plain: PyOnceLock<Py<PyTuple>>,
 }
 
-impl Batch {
+impl Names {
     pub(crate) fn new(py: Python<'_>, rows: &[Row], ids: Vec<Py<PyString>>) -> PyResult<Self> {
         let ids = PyTuple::new(py, ids)?.unbind();
         Ok(Self {
@@ -89,7 +89,7 @@ impl Batch {
 pub(crate) struct Step {
     pub(crate) scheduler: Py<BucketScheduler>,
     pub(crate) planned: Arc<CoreStep>,
-    pub(crate) batch: Arc<Batch>,
+    pub(crate) names: Arc<Names>,
     pub(crate) finished: Vec<Py<PyString>>,
 }
 
@@ -104,21 +104,21 @@ impl Step {
     /// Real tokens by request id, in batch order; a new dict each time.
     #[getter]
     fn num_scheduled_tokens<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        if self.planned.is_uniform() { self.batch.ones(py) } else { self.batch.dict(py, |at| self.planned.tokens(at)) }
+        if self.planned.is_uniform() { self.names.ones(py) } else { self.names.dict(py, |at| self.planned.tokens(at)) }
     }
 
     /// Padded tokens by request id, in batch order; a new dict each time.
     #[getter]
     fn num_scheduled_tokens_padded<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        if self.planned.is_uniform() { self.batch.ones(py) } else { self.batch.dict(py, |at| self.planned.padded(at)) }
+        if self.planned.is_uniform() { self.names.ones(py) } else { self.names.dict(py, |at| self.planned.padded(at)) }
     }
 
     /// Tokens computed before this step by request id, in batch order, prefix hits included.
     #[getter]
     fn num_computed_tokens<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         // A dict that has the keys already is filled in half the time.
-        let dict = self.batch.ones(py)?;
-        self.batch.fill(&dict, |at| self.planned.computed(at))?;
+        let dict = self.names.ones(py)?;
+        self.names.fill(&dict, |at| self.planned.computed(at))?;
         Ok(dict)
     }
 
@@ -145,7 +145,7 @@ impl Step {
 
     /// KV blocks of a scheduled request, enough for the step's tokens; `KeyError` for any other id.
     fn block_ids(&self, id: &Bound<'_, PyString>) -> PyResult<Vec<u32>> {
-        let at = self.batch.position(id)?;
+        let at = self.names.position(id)?;
         let blocks = self.scheduler.get().step_blocks(&self.planned, at)?;
         blocks.ok_or_else(|| PyValueError::new_err("step: too old: its blocks may have been handed out again"))
     }
@@ -202,21 +202,21 @@ impl Outcome {
 #[pyclass(frozen, sequence, module = "neuron_sched")]
 pub(crate) struct Outcomes {
     pub(crate) completion: Arc<Completion>,
-    pub(crate) batch: Arc<Batch>,
+    pub(crate) names: Arc<Names>,
 }
 
 impl Outcomes {
     fn outcome<'py>(&self, py: Python<'py>, outcome: CoreOutcome) -> PyResult<Bound<'py, Outcome>> {
         if outcome.token.is_none() && outcome.finish.is_none() {
-            return self.batch.plain(py)?.get_item(outcome.at)?.cast_into::<Outcome>().map_err(PyErr::from);
+            return self.names.plain(py)?.get_item(outcome.at)?.cast_into::<Outcome>().map_err(PyErr::from);
         }
-        let id = self.batch.ids.bind(py).get_item(outcome.at)?.cast_into::<PyString>()?;
+        let id = self.names.ids.bind(py).get_item(outcome.at)?.cast_into::<PyString>()?;
         Outcome::new(id, outcome.token, outcome.finish.map(Finish::name))
     }
 
     fn list<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         if self.completion.is_plain() {
-            return Ok(self.batch.plain(py)?.to_list());
+            return Ok(self.names.plain(py)?.to_list());
         }
         let items: Vec<Bound<'py, Outcome>> =
             self.completion.iter().map(|outcome| self.outcome(py, outcome)).collect::<PyResult<_>>()?;
