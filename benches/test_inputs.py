@@ -107,11 +107,11 @@ class Decoding:
         self.sequences = {}
         for at, length in enumerate(lengths.tolist()):
             name = f"request-{at}"
-            self.scheduler.add(Request(name, ids[:length], 12, top_k=at, temperature=0.5))
+            self.scheduler.add(Request(name, ids[:length], 12, top_k=at + 1, temperature=0.5))
             step = self.scheduler.schedule()
             self.scheduler.complete(step, [at])
             self.sequences[name] = [*ids[:length], at]
-        self.wishes = {f"request-{at}": (at, 1.0, 0.5) for at in range(ROWS)}
+        self.wishes = {f"request-{at}": (at + 1, 1.0, 0.5) for at in range(ROWS)}
         self.step = self.scheduler.schedule()
         assert (self.step.kind, len(self.step)) == ("decode", ROWS)
         self.lengths = lengths
@@ -121,7 +121,7 @@ class Decoding:
     def rows(self, later=0):
         """The columns of this step, or of one so many steps later in which each row again emitted its number."""
         columns = np.arange(ROWS)
-        sampling = np.stack([columns, np.ones(ROWS), np.full(ROWS, 0.5)], axis=1).astype(np.float32)
+        sampling = np.stack([columns + 1, np.ones(ROWS), np.full(ROWS, 0.5)], axis=1).astype(np.float32)
         return Decodes(columns.astype(np.int32), self.lengths + later, sampling)
 
     def blocks(self):
