@@ -153,7 +153,7 @@ fn fill_prefill() {
     let mut memory = support::Memory::new(&layout, Shape::Prefill { tokens: step.padded_tokens() });
     let fill = |_| memory.prefill().write(&layout, [scheduler.prefill_row(&step, 0).expect("a readable step")]);
     measured(|| (0..STEPS).for_each(fill));
-    assert_eq!((memory.small[0][3999], memory.wide[1][4000]), (3999, -1));
+    assert_eq!((memory.ids[0][3999], memory.wide[1][4000]), (3999, -1));
 }
 
 /// The tensors of all requests, with tables of 128 blocks that are half full on average.
@@ -176,7 +176,7 @@ fn fill_decode() {
         memory.decode().write(&layout, scheduler.decode_rows(&step, None));
     };
     measured(|| (0..STEPS).for_each(fill));
-    assert_eq!(memory.small[0], [5; RUNNING as usize]);
+    assert_eq!(memory.ids[0], [5; RUNNING as usize]);
 }
 
 fn mixed() -> MixedScheduler {

@@ -15,8 +15,10 @@ pub use tensors::{DecodeTensors, PrefillTensors};
 
 use crate::request::Sampling;
 
-/// Stands in a block table where there is no block, and in a slot mapping where nothing is to be written.
-pub const NONE: i32 = -1;
+/// Stands in a block table where there is no block: -1 to whoever reads its bits as an `int32`.
+pub const NO_BLOCK: u32 = u32::MAX;
+/// Stands in a slot mapping where nothing is to be written.
+pub const NO_SLOT: i64 = -1;
 
 /// The part of one prompt that a prefill step computes.
 #[derive(Clone, Copy, Debug)]

@@ -107,7 +107,7 @@ fn filling_allocates_nothing() {
     let planned = scheduler.schedule(Options::default()).unwrap().clone();
     let row = |at| scheduler.prefill_row(&planned, at).unwrap();
     assert_eq!(asked(|| memory.prefill().write(&layout, (0..planned.rows().len()).map(row))), 0);
-    assert_eq!((memory.small[0][49], memory.wide[1][50]), (49, -1));
+    assert_eq!((memory.ids[0][49], memory.wide[1][50]), (49, -1));
 
     while step(&mut scheduler, &[Some(7)]) == Kind::Prefill && scheduler.num_waiting() > 0 {}
     let planned = scheduler.schedule(Options::default()).unwrap().clone();
@@ -118,7 +118,7 @@ fn filling_allocates_nothing() {
         memory.decode().write(&layout, scheduler.decode_rows(&planned, None));
     };
     assert_eq!(asked(fill), 0);
-    assert_eq!((rows, &memory.small[0][..], memory.wide[0][39]), (40, &[7; 40][..], 50));
+    assert_eq!((rows, &memory.ids[0][..], memory.wide[0][39]), (40, &[7; 40][..], 50));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 mod support;
 
 use neuron_sched_core::config::{Config, RawConfig};
-use neuron_sched_core::fill::{DecodeRow, Layout, PrefillRow, Seen, Shape};
+use neuron_sched_core::fill::{DecodeRow, Layout, NO_BLOCK, PrefillRow, Seen, Shape};
 use neuron_sched_core::request::Sampling;
 use support::Memory;
 
@@ -32,12 +32,13 @@ fn r01_a_padded_prefill_by_the_book() {
     assert_eq!(layout.check_prefill(&[row], &mut Seen::default()), Ok(Shape::Prefill { tokens: 128 }));
     let mut memory = Memory::new(&layout, Shape::Prefill { tokens: 128 });
     memory.prefill().write(&layout, [row]);
-    let [input_ids, block_table, cached_seq_len, cu_seqlens] = &memory.small;
+    let [input_ids, block_table] = &memory.ids;
+    let [cached_seq_len, cu_seqlens] = &memory.small;
     let [positions, slot_mapping, logits_index] = &memory.wide;
     assert_eq!(input_ids[..], [(500..600).collect(), vec![0; 28]].concat());
     assert_eq!(positions[..], [(0..100).collect(), vec![99; 28]].concat());
     assert_eq!(slot_mapping[..], [(640..704).collect(), (960..996).collect(), vec![-1; 28]].concat());
-    assert_eq!(block_table[..], [vec![10, 15], vec![-1; 14]].concat());
+    assert_eq!(block_table[..], [vec![10, 15], vec![NO_BLOCK; 14]].concat());
     assert_eq!((&cached_seq_len[..], &cu_seqlens[..], &logits_index[..]), (&[0][..], &[0, 100][..], &[99][..]));
     assert_eq!(memory.sampling, [-1.0, 1.0, 0.0]);
 }
@@ -48,7 +49,7 @@ fn a_chunk_starts_within_a_block() {
     let mut memory = Memory::new(&layout, Shape::Prefill { tokens: 128 });
     memory.prefill().write(&layout, [prompt(&[1, 2, 3, 4], 62, &[10, 15])]);
     assert_eq!(memory.wide[1][..5], [702, 703, 960, 961, -1]);
-    assert_eq!((memory.wide[0][3], memory.wide[0][127], memory.small[2][0]), (65, 65, 62));
+    assert_eq!((memory.wide[0][3], memory.wide[0][127], memory.small[0][0]), (65, 65, 62));
 }
 
 #[test]
@@ -57,12 +58,13 @@ fn packed_prompts_lie_one_behind_the_other() {
     let (first, second) = (prompt(&[5; 70], 0, &[1, 2]), prompt(&[6; 30], 64, &[3, 4]));
     let mut memory = Memory::new(&layout, Shape::Prefill { tokens: 128 });
     memory.prefill().write(&layout, [first, second]);
-    let [input_ids, block_table, cached_seq_len, cu_seqlens] = &memory.small;
+    let [input_ids, block_table] = &memory.ids;
+    let [cached_seq_len, cu_seqlens] = &memory.small;
     let [positions, slot_mapping, logits_index] = &memory.wide;
     assert_eq!(input_ids[..], [[5; 70].as_slice(), &[6; 30], &[0; 28]].concat());
     assert_eq!(positions[..], [(0..70).collect(), (64..94).collect(), vec![93; 28]].concat());
     assert_eq!(slot_mapping[68..], [vec![132, 133], (256..286).collect(), vec![-1; 28]].concat());
-    let tables = [vec![1, 2], vec![-1; 14], vec![3, 4], vec![-1; 14], vec![-1; 16]].concat();
+    let tables = [vec![1, 2], vec![NO_BLOCK; 14], vec![3, 4], vec![NO_BLOCK; 30]].concat();
     assert_eq!(block_table[..], tables);
     assert_eq!((&cached_seq_len[..], &cu_seqlens[..]), (&[0, 64, 0][..], &[0, 70, 100, 100][..]));
     assert_eq!(logits_index[..], [69, 99, 99]);
@@ -78,15 +80,16 @@ fn decodes_and_the_rows_behind_them() {
     assert_eq!(shape, Ok(Shape::Decode { rows: 2, context: 1024 }));
     let mut memory = Memory::new(&layout, Shape::Decode { rows: 8, context: 1024 });
     memory.decode().write(&layout, rows);
-    let [input_ids, block_table, context_lens, _] = &memory.small;
+    let [input_ids, block_table] = &memory.ids;
+    let [context_lens, _] = &memory.small;
     let [positions, slot_mapping, logits_index] = &memory.wide;
     assert_eq!(input_ids[..], [8, 9, 0, 0, 0, 0, 0, 0]);
     assert_eq!(positions[..], [100, 17, 0, 0, 0, 0, 0, 0]);
     assert_eq!(slot_mapping[..], [996, 145, -1, -1, -1, -1, -1, -1]);
     assert_eq!(context_lens[..], [101, 18, 0, 0, 0, 0, 0, 0]);
     assert_eq!(logits_index[..], [0, 1, 1, 1, 1, 1, 1, 1]);
-    assert_eq!(block_table[..18], [vec![10, 15, 22], vec![-1; 13], vec![2, -1]].concat());
-    assert!(block_table[18..].iter().all(|&block| block == -1));
+    assert_eq!(block_table[..18], [vec![10, 15, 22], vec![NO_BLOCK; 13], vec![2, NO_BLOCK]].concat());
+    assert!(block_table[18..].iter().all(|&block| block == NO_BLOCK));
     assert_eq!(memory.sampling[3..9], [5.0, 0.5, 0.7, -1.0, 1.0, 0.0]);
 }
 
@@ -95,9 +98,9 @@ fn nothing_but_padding() {
     let layout = layout(2);
     let mut memory = Memory::new(&layout, Shape::Prefill { tokens: 128 });
     memory.prefill().write(&layout, []);
-    assert!(memory.wide[1].iter().all(|&slot| slot == -1) && memory.small[1].iter().all(|&block| block == -1));
-    assert_eq!((&memory.wide[0], &memory.wide[2], &memory.small[3]), (&vec![0; 128], &vec![0; 2], &vec![0; 3]));
+    assert!(memory.wide[1].iter().all(|&slot| slot == -1) && memory.ids[1].iter().all(|&block| block == NO_BLOCK));
+    assert_eq!((&memory.wide[0], &memory.wide[2], &memory.small[1]), (&vec![0; 128], &vec![0; 2], &vec![0; 3]));
     let mut memory = Memory::new(&layout, Shape::Decode { rows: 4, context: 1024 });
     memory.decode().write(&layout, []);
-    assert_eq!((&memory.wide[1], &memory.wide[2], &memory.small[2]), (&vec![-1; 4], &vec![0; 4], &vec![0; 4]));
+    assert_eq!((&memory.wide[1], &memory.wide[2], &memory.small[0]), (&vec![-1; 4], &vec![0; 4], &vec![0; 4]));
 }

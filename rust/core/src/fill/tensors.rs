@@ -1,6 +1,6 @@
-//! The tensors of a shape, and the pass that writes all of them.
+//! The tensors of a shape, and the pass that writes all of them. Ids are below 2^31, so `u32` has the bits of `int32`.
 
-use super::{DecodeRow, Layout, NONE, PrefillRow};
+use super::{DecodeRow, Layout, NO_BLOCK, NO_SLOT, PrefillRow};
 use crate::request::Sampling;
 
 /// The tensors of a prefill of `T` tokens, at most `P` prompts, tables of `W` blocks.
@@ -8,11 +8,11 @@ use crate::request::Sampling;
 #[allow(missing_docs, reason = "named as the tensors are")]
 pub struct PrefillTensors<'a> {
     /// `[T]`, as the next two.
-    pub input_ids: &'a mut [i32],
+    pub input_ids: &'a mut [u32],
     pub positions: &'a mut [i64],
     pub slot_mapping: &'a mut [i64],
     /// `[P, W]`
-    pub block_table: &'a mut [i32],
+    pub block_table: &'a mut [u32],
     /// `[P, 1]`
     pub cached_seq_len: &'a mut [i32],
     /// `[P + 1]`
@@ -28,11 +28,11 @@ pub struct PrefillTensors<'a> {
 #[allow(missing_docs, reason = "named as the tensors are")]
 pub struct DecodeTensors<'a> {
     /// `[B]`, as the next two.
-    pub input_ids: &'a mut [i32],
+    pub input_ids: &'a mut [u32],
     pub positions: &'a mut [i64],
     pub slot_mapping: &'a mut [i64],
     /// `[B, W]`
-    pub block_table: &'a mut [i32],
+    pub block_table: &'a mut [u32],
     /// `[B]`, as the next.
     pub context_lens: &'a mut [i32],
     pub logits_index: &'a mut [i64],
@@ -49,7 +49,7 @@ impl PrefillTensors<'_> {
         for row in rows {
             let tokens = end..end + row.tokens.len();
             end = tokens.end;
-            write_ids(&mut self.input_ids[tokens.clone()], row.tokens);
+            self.input_ids[tokens.clone()].copy_from_slice(row.tokens);
             count_from(&mut self.positions[tokens.clone()], row.start.into());
             write_slots(&mut self.slot_mapping[tokens], row.start, row.blocks, layout.block_size);
             write_table(tables.next().expect("a table for each row"), row.blocks);
@@ -62,8 +62,8 @@ impl PrefillTensors<'_> {
         }
         self.input_ids[end..].fill(0);
         self.positions[end..].fill(position);
-        self.slot_mapping[end..].fill(NONE.into());
-        tables.for_each(|table| table.fill(NONE));
+        self.slot_mapping[end..].fill(NO_SLOT);
+        tables.for_each(|table| table.fill(NO_BLOCK));
         self.cached_seq_len[count..].fill(0);
         self.cu_seqlens[count + 1..].fill(i32::try_from(end).expect("at most a bucket"));
         self.logits_index[count..].fill((index(end) - 1).max(0));
@@ -84,7 +84,7 @@ impl DecodeTensors<'_> {
         for row in rows {
             let (((id, position), (slot, context)), (table, sampling)) = room.next().expect("room for each row");
             let (block, offset) = (row.position / layout.block_size, row.position % layout.block_size);
-            *id = signed(row.token);
+            *id = row.token;
             *position = row.position.into();
             *slot = first_slot(row.blocks[block as usize], layout.block_size) + i64::from(offset);
             *context = signed(row.position) + 1;
@@ -94,8 +94,8 @@ impl DecodeTensors<'_> {
         }
         self.input_ids[count..].fill(0);
         self.positions[count..].fill(0);
-        self.slot_mapping[count..].fill(NONE.into());
-        self.block_table[count * width..].fill(NONE);
+        self.slot_mapping[count..].fill(NO_SLOT);
+        self.block_table[count * width..].fill(NO_BLOCK);
         self.context_lens[count..].fill(0);
         count_from(&mut self.logits_index[..count], 0);
         self.logits_index[count..].fill((index(count) - 1).max(0));
@@ -103,7 +103,7 @@ impl DecodeTensors<'_> {
     }
 }
 
-/// Token ids, positions and block ids are below 2^31.
+/// Positions are below 2^31.
 fn signed(number: u32) -> i32 {
     number.cast_signed()
 }
@@ -114,12 +114,6 @@ fn index(at: usize) -> i64 {
 
 fn first_slot(block: u32, block_size: u32) -> i64 {
     i64::from(block) * i64::from(block_size)
-}
-
-fn write_ids(to: &mut [i32], ids: &[u32]) {
-    for (to, &id) in to.iter_mut().zip(ids) {
-        *to = signed(id);
-    }
 }
 
 fn count_from(to: &mut [i64], first: i64) {
@@ -146,10 +140,16 @@ fn write_slots(mut to: &mut [i64], start: u32, blocks: &[u32], block_size: u32) 
 }
 
 /// As many blocks as the table has columns: what lies behind is beyond the context.
-fn write_table(table: &mut [i32], blocks: &[u32]) {
-    let held = blocks.len().min(table.len());
-    write_ids(&mut table[..held], &blocks[..held]);
-    table[held..].fill(NONE);
+///
+/// From one decode step to the next few blocks are new, and to look is cheaper than to write where the tables are more
+/// than a cache holds; a row that was another's differs at its first block.
+fn write_table(table: &mut [u32], blocks: &[u32]) {
+    let (here, behind) = table.split_at_mut(blocks.len().min(table.len()));
+    let blocks = &blocks[..here.len()];
+    if here != blocks {
+        here.copy_from_slice(blocks);
+    }
+    behind.fill(NO_BLOCK);
 }
 
 /// As the tensor has it.

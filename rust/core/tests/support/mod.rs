@@ -3,8 +3,10 @@
 use neuron_sched_core::fill::{DecodeTensors, Layout, PrefillTensors, Shape};
 
 pub(crate) struct Memory {
-    /// `input_ids`, `block_table`, `cached_seq_len` or `context_lens`, `cu_seqlens`
-    pub(crate) small: [Vec<i32>; 4],
+    /// `input_ids`, `block_table`
+    pub(crate) ids: [Vec<u32>; 2],
+    /// `cached_seq_len` or `context_lens`, `cu_seqlens`
+    pub(crate) small: [Vec<i32>; 2],
     /// `positions`, `slot_mapping`, `logits_index`
     pub(crate) wide: [Vec<i64>; 3],
     pub(crate) sampling: Vec<f32>,
@@ -16,13 +18,15 @@ impl Memory {
             Shape::Prefill { tokens } => (tokens, layout.prefills_max()),
             Shape::Decode { rows, .. } => (rows, rows),
         };
-        let small = [tokens, rows * layout.table_width(shape), rows, rows + 1].map(|len| vec![77; len as usize]);
+        let ids = [tokens, rows * layout.table_width(shape)].map(|len| vec![77; len as usize]);
+        let small = [rows, rows + 1].map(|len| vec![77; len as usize]);
         let wide = [tokens, tokens, rows].map(|len| vec![77; len as usize]);
-        Self { small, wide, sampling: vec![7.7; 3 * rows as usize] }
+        Self { ids, small, wide, sampling: vec![7.7; 3 * rows as usize] }
     }
 
     pub(crate) fn prefill(&mut self) -> PrefillTensors<'_> {
-        let [input_ids, block_table, cached_seq_len, cu_seqlens] = &mut self.small;
+        let [input_ids, block_table] = &mut self.ids;
+        let [cached_seq_len, cu_seqlens] = &mut self.small;
         let [positions, slot_mapping, logits_index] = &mut self.wide;
         PrefillTensors {
             input_ids,
@@ -37,7 +41,8 @@ impl Memory {
     }
 
     pub(crate) fn decode(&mut self) -> DecodeTensors<'_> {
-        let [input_ids, block_table, context_lens, _] = &mut self.small;
+        let [input_ids, block_table] = &mut self.ids;
+        let [context_lens, _] = &mut self.small;
         let [positions, slot_mapping, logits_index] = &mut self.wide;
         DecodeTensors {
             input_ids,

@@ -139,10 +139,10 @@ impl Buffers {
             // an array in another thread while it fills the shape again was told not to.
             let mut tensors = unsafe {
                 PrefillTensors {
-                    input_ids: input_ids.slice(),
+                    input_ids: input_ids.bits(),
                     positions: positions.slice(),
                     slot_mapping: slot_mapping.slice(),
-                    block_table: block_table.slice(),
+                    block_table: block_table.bits(),
                     cached_seq_len: cached_seq_len.slice(),
                     cu_seqlens: cu_seqlens.slice(),
                     logits_index: logits_index.slice(),
@@ -161,10 +161,10 @@ impl Buffers {
             // SAFETY: as in `write_prefill`.
             let mut tensors = unsafe {
                 DecodeTensors {
-                    input_ids: input_ids.slice(),
+                    input_ids: input_ids.bits(),
                     positions: positions.slice(),
                     slot_mapping: slot_mapping.slice(),
-                    block_table: block_table.slice(),
+                    block_table: block_table.bits(),
                     context_lens: context_lens.slice(),
                     logits_index: logits_index.slice(),
                     sampling_params: sampling_params.slice(),

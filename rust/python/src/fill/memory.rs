@@ -90,3 +90,18 @@ impl<T: Element + Copy> Tensor<T> {
         unsafe { self.slice().copy_from_slice(other.slice()) }
     }
 }
+
+impl Tensor<i32> {
+    /// As [`Tensor::slice`], as the core has ids: of the same bits without a sign.
+    ///
+    /// # Safety
+    /// As there.
+    #[allow(clippy::mut_from_ref, reason = "as there")]
+    pub(super) unsafe fn bits(&self) -> &mut [u32] {
+        // SAFETY: as promised; every value of the one type is one of the other, of equal size.
+        unsafe {
+            let numbers = self.slice();
+            slice::from_raw_parts_mut(numbers.as_mut_ptr().cast::<u32>(), numbers.len())
+        }
+    }
+}
