@@ -87,10 +87,11 @@ def test_prefill_of_5000_in_8192_against_tuned_numpy(ratio):
 class Decoding:
     """A planned decode step of 1,024 requests of different lengths, and the same rows as the baselines take them.
 
-    `grower`: the only row that takes a block for the step after it; without, about one in sixteen do.
+    `grower`: the only row that takes a block for the step after it; without, about one in sixteen do. Another `seed`
+    gives the rows other lengths, and so other blocks.
     """
 
-    def __init__(self, grower=None):
+    def __init__(self, grower=None, seed=0):
         self.config = NeuronConfig(
             max_num_seqs=ROWS,
             max_num_batched_tokens=BLOCK_SIZE * WIDTH,
@@ -99,7 +100,7 @@ class Decoding:
             num_blocks=ROWS * WIDTH,
         )
         self.scheduler = BucketScheduler(self.config)
-        lengths = np.random.default_rng(0).integers(3700, 4080, ROWS)
+        lengths = np.random.default_rng(seed).integers(3700, 4080, ROWS)
         if grower is not None:
             lengths -= lengths % BLOCK_SIZE
             lengths[grower] += BLOCK_SIZE - 1
@@ -181,7 +182,7 @@ def test_decode_of_1024_with_a_vocabulary_against_numpy_from_a_padded_table(rati
 def test_decode_of_1024_in_which_one_row_took_a_block(ratio):
     """Two steps in turn, the one planned ahead with the tokens that the device sampled; the tables differ in one block.
 
-    A fill relies on nothing that is left in its arrays, so it rewrites them as numpy does.
+    A fill relies on nothing that is left in its arrays: it looks at all of them, and numpy rewrites them.
     """
     grower = ROWS // 2
     state = Decoding(grower)
@@ -209,3 +210,20 @@ def test_decode_of_1024_in_which_one_row_took_a_block(ratio):
             oracle_inputs.assert_equal(ours.arrays(), right)
             oracle_inputs.assert_equal(theirs, right)
     ratio(lambda: list(numpy_fills()), lambda: list(our_fills()))
+
+
+def test_decode_of_1024_in_which_every_row_is_another(ratio):
+    """The steps of two schedulers in turn: no row of the table but the first has what it had before."""
+    states = decoding(), Decoding(seed=1)
+    kept, rows = [state.persistent() for state in states], [state.rows() for state in states]
+    inputs = PaddedInputs(states[0].config)
+    tables = [state.expected["block_table"] for state in states]
+    assert (tables[0] != tables[1])[1:].any(axis=1).all()
+
+    def numpy_fills():
+        return [of_one.fill(columns) for of_one, columns in zip(kept, rows, strict=True)]
+
+    for state, theirs in zip(states, numpy_fills(), strict=True):
+        oracle_inputs.assert_equal(inputs.fill(state.step).arrays(), state.expected)
+        oracle_inputs.assert_equal(theirs, state.expected)
+    ratio(numpy_fills, lambda: [inputs.fill(state.step) for state in states])
