@@ -45,11 +45,11 @@ class _Row:
 class PrefillRow(_Row):
     """The part of one prompt that a prefill step computes; checked when it is filled.
 
-    `token_ids` are those to compute, at least one; `start` is the position of the first of
-    them, so the number of tokens that the KV cache holds already; `block_ids` are the request's KV blocks, from 1, in
-    order of position, enough for its last token. `emits` is false for a chunk in the middle of the prompt. For the
-    sampler: `top_k` (-1 and 0 are off), `top_p` (above 0; 1 is off), `temperature` (0 is greedy). `request_id` comes
-    back in `Batch.request_ids`, `emits` in `Batch.emits`.
+    `token_ids` are those to compute, at least one; `start` is the position of the first of them, so the number of
+    tokens that the KV cache holds already; `block_ids` are the request's KV blocks, from 1, in order of position,
+    enough for its last token. `emits` is false for a chunk in the middle of the prompt. For the sampler: `top_k` (-1
+    and 0 are off), `top_p` (above 0; 1 is off), `temperature` (0 is greedy). `request_id` comes back in
+    `Batch.request_ids`, `emits` in `Batch.emits`.
     """
 
     token_ids: Ids
