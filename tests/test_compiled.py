@@ -48,6 +48,7 @@ def test_a_batch_without_a_graph_is_a_value_error():
         ({"backend": None}, ValueError, "backend: None: expected one of"),
         ({"compiler_args": "-O1"}, ValueError, "compiler_args: '-O1': backend 'jit' has no compiler"),
         ({"backend": "eager", "options": {"strict": False}}, ValueError, "options: {'strict': False}: backend 'eager'"),
+        ({"options": [1]}, TypeError, "options: [1]: expected a dict"),
         ({"key": ""}, ValueError, "key: '': expected a text"),
         ({"key": 7}, TypeError, "key: 7: expected a text"),
         ({"cache_dir": "/somewhere"}, ValueError, "cache_dir: '/somewhere': has no use without a key"),

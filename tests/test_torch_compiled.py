@@ -3,6 +3,7 @@
 import logging
 import math
 import warnings
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -36,7 +37,7 @@ def warm(build=Weigher, backend="jit", **arguments) -> CompiledModel:
 
 def bits(module) -> dict[str, bytes]:
     kept = [*module.named_parameters(), *module.named_buffers()]
-    return {name: tensor.detach().numpy().tobytes() for name, tensor in kept}
+    return {name: tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes() for name, tensor in kept}
 
 
 # Results
@@ -131,10 +132,55 @@ def test_r03_a_cache_in_a_parameter_is_checked_if_it_is_a_state():
         warm(InParameter)
 
 
+CACHES = {
+    "int8": lambda shape: torch.zeros(shape, dtype=torch.int8),
+    "uint8": lambda shape: torch.zeros(shape, dtype=torch.uint8),
+    "int16": lambda shape: torch.zeros(shape, dtype=torch.int16),
+    "bfloat16": lambda shape: torch.zeros(shape, dtype=torch.bfloat16),
+    "transposed": lambda shape: torch.zeros(shape[::-1]).t(),
+}
+
+
+@pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES)
+@pytest.mark.parametrize("fault", ["LastSlotWriter", "LastSlotZeroer", None])
+def test_r03_caches_of_other_types_and_layouts(backend: str, cache: Callable, fault: str | None):
+    """A zero for a zero is seen in all but wider integers, which may be indices and so keep what they hold."""
+
+    class Quantised(getattr(torch_model, fault or "Weigher")):
+        def __init__(self):
+            super().__init__()
+            self.kv = cache(self.kv.shape)
+
+    model = CompiledModel(Quantised, CONFIG, backend)
+    before = bits(model.module)
+    if fault is None or (fault == "LastSlotZeroer" and model.module.kv.dtype == torch.int16):
+        model.warmup(progress=False)
+    else:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="the module wrote to 'kv' in a batch of padding"):
+                model.warmup(progress=False)
+    assert bits(model.module) == before
+
+
+def test_a_buffer_that_stands_for_many_is_left_alone(backend: str):
+    class Expanded(torch_model.Weigher):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.ones(1).expand(8))
+
+    warm(Expanded, backend)
+
+
+def test_a_model_that_changes_its_inputs(backend: str, inputs: PaddedInputs):
+    """Each call gets what was filled for it."""
+    model = warm(torch_model.InputChanger, backend)
+    assert model(inputs.prefill([PrefillRow([1, 2, 3], 0, [1])]))[0].tolist() == expected(model.module, [1, 2, 3])
+
+
 def test_a_model_that_changes_a_weight_is_refused(backend: str):
     model = CompiledModel(torch_model.WeightWriter, CONFIG, backend)
     for _ in range(2):  # the second try is not let off because graphs are there
-        with pytest.raises(ValueError, match="the module wrote to 'seen' in compiling and running"):
+        with pytest.raises(ValueError, match="the module wrote to 'seen' in batches of padding"):
             model.warmup(progress=False)
         assert model.report().graphs == {}
 

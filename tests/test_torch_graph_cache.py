@@ -186,9 +186,9 @@ def test_without_a_key_nothing_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_options_that_cannot_be_part_of_a_name_are_told(cache: Path):
-    options = {"_compilation_unit": object()}
-    with pytest.raises(ValueError, match=r"compiler_args, options: .*object.*: with a key, expected texts"):
+@pytest.mark.parametrize("options", [{"_compilation_unit": object()}, {"example_outputs": {1: 2, "a": 3}}], ids=repr)
+def test_options_that_cannot_be_part_of_a_name_are_told(cache: Path, options: dict):
+    with pytest.raises(ValueError, match=r"compiler_args, options: .*: with a key, expected texts"):
         CompiledModel(Weigher, CONFIG, key="weigher", cache_dir=cache, options=options)
     CompiledModel(Weigher, CONFIG, options=options)
 

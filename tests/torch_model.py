@@ -34,11 +34,11 @@ class Weigher(nn.Module):
         self.register_buffer("kv", torch.zeros((config.num_blocks + 1) * config.block_size, VOCAB))
 
     def forward(self, *, input_ids, slot_mapping, block_table, context_lens=None, **others):
-        self.write(slot_mapping, self.table[input_ids])
+        self.write(slot_mapping, self.table[input_ids].to(self.kv.dtype))
         if context_lens is None:
             context_lens = others["cached_seq_len"][:, 0] + others["cu_seqlens"].diff()
         places = torch.arange(block_table.shape[1] * self.block_size)
-        context = self.kv.unflatten(0, (-1, self.block_size))[block_table.clamp(min=0)].flatten(1, 2)
+        context = self.kv.unflatten(0, (-1, self.block_size))[block_table.clamp(min=0)].flatten(1, 2).float()
         context = context.masked_fill((places >= context_lens[:, None])[:, :, None], 0.0)
         return torch.einsum("rpv,p->rv", context, (places + 1).to(context.dtype))
 
@@ -64,7 +64,7 @@ class LastSlotZeroer(Weigher):
     """Takes -1 for an index, and writes a zero there: nothing to be seen in a cache that is empty."""
 
     def write(self, slots, new):
-        self.kv[slots] = torch.where((slots >= 0)[:, None], new, 0.0)
+        self.kv[slots] = torch.where((slots >= 0)[:, None], new, 0)
 
 
 class DecodeWriter(Weigher):
@@ -74,6 +74,15 @@ class DecodeWriter(Weigher):
         if context_lens is not None:
             self.kv[slot_mapping] = 5.0
         return super().forward(slot_mapping=slot_mapping, context_lens=context_lens, **others)
+
+
+class InputChanger(Weigher):
+    """Uses the memory of an input as its own."""
+
+    def write(self, slots, new):
+        real = (slots >= 0)[:, None]
+        slots.clamp_(min=0)
+        self.kv.index_copy_(0, slots, torch.where(real, new, self.kv[:1]))
 
 
 class WeightWriter(Weigher):

@@ -76,11 +76,13 @@ class CompiledModel:
         compiler_args: str | Sequence[str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        given: tuple[Any, Any] = (config, key)
+        given: tuple[Any, Any, Any] = (config, key, options)
         if not isinstance(given[0], NeuronConfig):
             raise TypeError(f"config: {type(config).__name__}: expected a NeuronConfig")
         if not isinstance(given[1], str | None):
             raise TypeError(f"key: {key!r}: expected a text that names the model, or None for no cache")
+        if not isinstance(given[2], Mapping | None):
+            raise TypeError(f"options: {options!r}: expected a dict of keyword arguments")
         if key == "":
             raise ValueError("key: '': expected a text that names the model, or None for no cache")
         if cache_dir is not None and key is None:
@@ -117,8 +119,9 @@ class CompiledModel:
         """Compiles the graph of each shape, or reads it from disk, and runs it once on a batch of padding.
 
         Every parameter and buffer is bit by bit afterwards what it was before, and no block is taken. `check` proves
-        it, first on the module itself, before anything is compiled, while its KV cache holds random numbers; that costs
-        memory of twice the KV cache for that time, and reading all weights twice.
+        it, first on the module itself, before anything is compiled, while its KV cache holds random numbers: its
+        buffers of floating point and of 8 bits. That costs memory of twice the buffers for that time, and reading all
+        weights twice.
 
         `progress` shows a bar on a terminal (with rich, the extra `[cli]`); each graph and its time go to the log.
 
@@ -133,19 +136,19 @@ class CompiledModel:
         inputs = PaddedInputs(self._config)
         missing = [shape for shape in inputs.shapes if shape not in self._graphs]
         with torch.no_grad():
+            before = digests(self._backend.kept(self._module)) if check else {}
             if check:
                 self._check_module(inputs)
-            before = digests(self._backend.kept(self._module)) if check else {}
             with _bar(len(missing), shown=progress) as move:
                 for i, shape in enumerate(missing):
                     move(i, shape_name(shape))
-                    made = self._graphs[shape] = self._compile(shape, inputs.dummy(shape).torch())
+                    made = self._graphs[shape] = self._compile(shape, inputs)
                     done = "read" if made.cached else "compiled"
                     logger.info("%s: %s in %.2f s", shape_name(shape), done, made.seconds)
             if changed := differing(before, digests(self._backend.kept(self._module)) if check else {}):
                 for shape in missing:
                     del self._graphs[shape]
-                raise _written(changed[0], "compiling and running the graphs")
+                raise _written(changed[0], "batches of padding")
         self._graphs = {shape: self._graphs[shape] for shape in inputs.shapes}
         self._warm = True
 
@@ -191,8 +194,9 @@ class CompiledModel:
                 if names := changed():
                     raise _written(names[0], f"a batch of padding of shape {shape}")
 
-    def _compile(self, shape: Shape, tensors: Tensors) -> _Compiled:
+    def _compile(self, shape: Shape, inputs: PaddedInputs) -> _Compiled:
         started = perf_counter()
+        tensors = inputs.dummy(shape).torch()
         path = self._cache.path(shape, tensors) if self._cache else None
         graph = self._cache.load(path) if self._cache and path else None
         cached = graph is not None
@@ -202,7 +206,8 @@ class CompiledModel:
                 self._cache.save(graph, path)
         self._backend.attach(graph, self._module)
         for _ in range(self._backend.runs):
-            _check_logits(graph(*tensors.values()))
+            # Filled again for each call: a module may change what it is given.
+            _check_logits(graph(*inputs.dummy(shape).torch().values()))
         return _Compiled(graph, _takes(tensors), perf_counter() - started, cached)
 
 

@@ -18,6 +18,9 @@ from neuron_sched.backends.traced import Traced
 if TYPE_CHECKING:
     from neuron_sched.runner import Shape
 
+CALLER = 4
+"""Where a warning points to: `load` and `save` are called by `CompiledModel._compile`, that by `warmup()`."""
+
 
 def default_directory() -> Path:
     """`neuron-sched/graphs` in XDG_CACHE_HOME, by default `~/.cache`."""
@@ -64,7 +67,7 @@ class GraphCache:
             "options": dict(options or {}),
         }
         try:
-            json.dumps(self._parts, default=os.fspath)
+            _text(self._parts)
         except TypeError as error:
             raise ValueError(
                 f"compiler_args, options: {error}: with a key, expected texts, numbers, paths, lists and dicts"
@@ -73,8 +76,7 @@ class GraphCache:
     def path(self, shape: Shape, tensors: Tensors) -> Path:
         """The file of a graph, whether it is there or not."""
         parts = {**self._parts, "shape": shape, "tensors": _signature(tensors)}
-        text = json.dumps(parts, sort_keys=True, default=os.fspath)
-        return self._directory / f"{hashlib.sha256(text.encode()).hexdigest()}.pt"
+        return self._directory / f"{hashlib.sha256(_text(parts).encode()).hexdigest()}.pt"
 
     def load(self, path: Path) -> Graph | None:
         """The graph in the file; None when there is none, and, with a warning, when it is damaged."""
@@ -83,7 +85,7 @@ class GraphCache:
         try:
             return self._backend.load(path)
         except Exception as error:
-            warnings.warn(f"{path} cannot be read ({error}); the graph is compiled anew", stacklevel=2)
+            warnings.warn(f"{path} cannot be read ({error}); the graph is compiled anew", stacklevel=CALLER)
             return None
 
     def save(self, graph: Graph, path: Path) -> None:
@@ -93,7 +95,11 @@ class GraphCache:
             with replaced(path) as beside:
                 self._backend.save(graph, beside)
         except Exception as error:
-            warnings.warn(f"{path} cannot be written ({error}); the graph will be compiled again", stacklevel=2)
+            warnings.warn(f"{path} cannot be written ({error}); the graph will be compiled again", stacklevel=CALLER)
+
+
+def _text(parts: Mapping[str, Any]) -> str:
+    return json.dumps(parts, sort_keys=True, default=os.fspath)
 
 
 def _signature(tensors: Tensors) -> list[tuple[str, str, list[int]]]:

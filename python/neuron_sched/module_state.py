@@ -25,29 +25,36 @@ def scrambled(module: Any) -> Iterator[Callable[[], list[str]]]:
     """While the block runs, the module's KV cache holds random numbers.
 
     So what is written by mistake differs from what was there, as a zero in an empty cache would not. Yields a function
-    that names the tensors whose bits have changed since; on exit they hold again what they held. A KV cache is a buffer
-    of floating point, or such a parameter that `state_names` has.
+    that names the buffers whose bits have changed since; on exit they hold again what they held. Parameters that
+    `state_names` has count as buffers.
     """
     import torch
 
     states = getattr(module, "state_names", None) or ()
-    caches = {
+    buffers = {
         name: tensor
         for name, tensor in kept_tensors(module).items()
-        if tensor.is_floating_point()
-        and tensor.is_contiguous()
-        and (name in states or not isinstance(tensor, torch.nn.Parameter))
+        if (name in states or not isinstance(tensor, torch.nn.Parameter)) and not _expanded(tensor)
     }
-    kept = {name: tensor.detach().clone() for name, tensor in caches.items()}
+    kept = {name: tensor.detach().clone() for name, tensor in buffers.items()}
     draw = torch.Generator().manual_seed(0)
     try:
-        for tensor in caches.values():
-            tensor.copy_(torch.rand(tensor.shape, generator=draw))
-        filled = {name: tensor.detach().clone() for name, tensor in caches.items()}
-        yield lambda: [name for name, tensor in caches.items() if not torch.equal(_bits(tensor), _bits(filled[name]))]
+        for tensor in buffers.values():
+            if tensor.is_floating_point():
+                tensor.copy_(torch.rand(tensor.shape, generator=draw))
+            elif tensor.dtype in (torch.int8, torch.uint8):  # a quantised cache; wider integers may be indices
+                drawn = torch.randint(256, tensor.shape, generator=draw, dtype=torch.uint8)
+                tensor.copy_(drawn.view(tensor.dtype))
+        filled = {name: tensor.detach().clone() for name, tensor in buffers.items()}
+        yield lambda: [name for name, tensor in buffers.items() if not torch.equal(_bits(tensor), _bits(filled[name]))]
     finally:
-        for name, tensor in caches.items():
+        for name, tensor in buffers.items():
             tensor.copy_(kept[name])
+
+
+def _expanded(tensor: Any) -> bool:
+    """Whether one element stands for many: nothing can be written to it."""
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _bits(tensor: Any) -> Any:
