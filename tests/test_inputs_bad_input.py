@@ -233,6 +233,7 @@ def test_x01_callables_that_fail_or_change_the_scheduler():
     decoding.right([None, 9], 9)
     decoding.refused(lambda ids: 1 // 0, "division", ZeroDivisionError)
     decoding.refused(lambda: [9], "argument", TypeError)
+    decoding.refused(lambda ids: None, "tokens: the callable returned None: expected a sequence", TypeError)
 
     def fills_meanwhile(ids):
         decoding.watched.inputs.fill(decoding.step, [None, 10])

@@ -244,6 +244,10 @@ WRONG_PREFILLS = {
     ),
 }
 WRONG_RESUMPTIONS = {
+    "of nobody": (
+        lambda out: out.scheduled_cached_reqs.resumed_req_ids.add("z"),
+        "request 'z': resumed_req_ids: told nowhere: expected one of scheduled_cached_reqs",
+    ),
     "without tokens": (
         lambda out: out.scheduled_cached_reqs.all_token_ids.clear(),
         "request 'a': all_token_ids: None: expected a sequence of token ids",
@@ -315,6 +319,21 @@ def test_the_stock_schedulers_output():
     with pytest.raises(ValueError, match=r"num_scheduled_tokens_padded: missing: expected the output of NeuronSched"):
         inputs.fill(out)
     assert inputs.num_requests == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        attribute("num_scheduled_tokens", [("a", 1)]),
+        attribute("finished_req_ids", {1}),
+        attribute("finished_req_ids", None),
+        attribute("scheduled_new_reqs", None),
+        lambda out: setattr(out.scheduled_cached_reqs, "req_ids", ("a", "b")),
+    ],
+)
+def test_fields_of_another_type(change):
+    message = Steps("decode").refused(change, "scheduler_output: ")
+    assert message.endswith("expected a SchedulerOutput of vLLM")
 
 
 @pytest.mark.parametrize("value", [None, 5, {}, [], object()], ids=repr)
@@ -399,7 +418,7 @@ def raising(_):
         (7, "tokens: 7: expected a sequence"),
         (lambda ids: [5], "tokens: 1 entries: expected one for each of 2 rows"),
         (lambda ids: [5, None], "request 'b': tokens: none at position 11"),
-        (lambda ids: None, "tokens: None: expected a sequence"),
+        (lambda ids: None, "tokens: the callable returned None: expected a sequence"),
     ],
 )
 def test_wrong_tokens(tokens, match):
@@ -445,6 +464,7 @@ def test_nothing_is_due():
         ([], "sampled: 0 entries: expected one for each of 2 rows"),
         ([[1]], "sampled: 1 entries: expected one for each of 2 rows"),
         ([[1], [2], [3]], "sampled: 3 entries: expected one for each of 2 rows"),
+        ([[1]] * 9, "sampled: 9 entries: expected one for each of 2 rows"),
         ([[1], []], "request 'b': sampled: []: expected one token"),
         ([[1], [2, 3]], "request 'b': sampled: [2, 3]: expected one token, or none"),
         ([[1], [1000]], "request 'b': sampled: 1000: expected an id below vocab_size = 1000"),

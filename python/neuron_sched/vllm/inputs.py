@@ -24,7 +24,7 @@ class VllmInputs:
     and `vocab_size` are those of `PaddedInputs`; with steps in flight, as many buffers are needed as there are steps
     whose arrays are still read.
 
-    Each output of the scheduler is filled, in order, and what each filled step has sampled is accepted, in order:
+    Each output of the scheduler is filled once, in order, and what each filled step has sampled is accepted, in order:
 
         batch = inputs.fill(scheduler_output)
         if batch is not None:
@@ -81,7 +81,8 @@ class VllmInputs:
 
         ValueError for an output of another scheduler than ours, a request that nobody told, rows of both kinds,
         padded counts that are no compiled shape, drafts, pooling, prompts of embeddings, more than one KV cache
-        group, blocks that do not exist or do not hold the row's positions, and a token that is not known.
+        group, blocks that do not exist or do not hold the row's positions, and a token that is not known. RuntimeError
+        while another `fill` runs.
         """
         return self._worker.fill(_step(scheduler_output), tokens, context_bucket)
 
@@ -99,7 +100,7 @@ def _step(output: Any) -> tuple[Any, ...]:
     """A `SchedulerOutput` as the native half reads it."""
     try:
         return _fields(output)
-    except AttributeError as error:
+    except (AttributeError, TypeError) as error:
         raise TypeError(f"scheduler_output: {error}: expected a SchedulerOutput of vLLM") from error
 
 

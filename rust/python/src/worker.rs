@@ -10,7 +10,7 @@ use neuron_sched_core::error::Error;
 use neuron_sched_core::fill::Shape;
 use neuron_sched_core::request::Row;
 use neuron_sched_core::worker::{self, Plan, Told};
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -20,7 +20,7 @@ use crate::guard::Guarded;
 use crate::read::{Read, Whose};
 use crate::value::{plain, sequence_len, shown};
 
-use told::{StepArguments, ToldStep, name_at};
+use told::{ToldStep, name_at};
 
 /// The core, and names for its rows. Nothing that could run Python code is done while it is locked.
 struct Named {
@@ -60,14 +60,14 @@ impl Worker {
     fn fill(
         &self,
         py: Python<'_>,
-        step: StepArguments<'_>,
+        step: &Bound<'_, PyAny>,
         tokens: Option<&Bound<'_, PyAny>>,
         context_bucket: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<Batch>> {
         let _alone = Alone::enter(&self.filling, "fill")?;
         let given = Given::read(tokens);
         let bucket = context_bucket.map(bucket).transpose()?;
-        let mut step = ToldStep::read(step)?;
+        let mut step = ToldStep::read(step.extract().map_err(|error| malformed(step.py(), &error))?)?;
         if step.is_empty() {
             self.named.with(|named| named.finish(&step.finished))?;
             return Ok(None);
@@ -198,14 +198,19 @@ fn refused(error: &Error, name: impl Fn(usize) -> String) -> PyErr {
     }
 }
 
-/// One list a row, with a token or without.
+/// What is no step at all: some part of it is of another type than vLLM's.
+fn malformed(py: Python<'_>, error: &PyErr) -> PyErr {
+    PyTypeError::new_err(format!("scheduler_output: {}: expected a SchedulerOutput of vLLM", error.value(py)))
+}
+
+/// One list a row, with a token or without. With no row, the core says that no step is due.
 fn read_sampled(sampled: &Bound<'_, PyAny>, rows: usize, name: impl Fn(usize) -> String) -> PyResult<Vec<Option<u32>>> {
     let Some(len) = sequence_len(sampled) else {
         return Err(Read(Whose::Argument).type_error("sampled", sampled, "a sequence with one list a row"));
     };
-    if len != rows {
-        // The core refuses it by its length.
-        return Ok(vec![None; len.min(rows + 1)]);
+    if len != rows && rows > 0 {
+        let (value, expected) = (format!("{len} entries"), format!("one for each of {rows} rows"));
+        return Err(Read(Whose::Argument).value_error("sampled", &value, &expected));
     }
     let mut tokens = Vec::with_capacity(rows);
     for (at, entry) in sampled.try_iter()?.enumerate().take(rows) {

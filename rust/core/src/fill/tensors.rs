@@ -142,7 +142,7 @@ fn write_slots(mut to: &mut [i64], start: u32, blocks: &[u32], block_size: u32) 
 /// As many blocks as the table has columns: what lies behind is beyond the context.
 ///
 /// From one decode step to the next few blocks are new, and to look is cheaper than to write where the tables are more
-/// than a cache holds; a row that was another's differs at its first block.
+/// than a cache holds; a row that was another's mostly differs at its first blocks.
 fn write_table(table: &mut [u32], blocks: &[u32]) {
     let (here, behind) = table.split_at_mut(blocks.len().min(table.len()));
     let blocks = &blocks[..here.len()];

@@ -1,6 +1,6 @@
 //! Token ids that a caller of a fill hands in, where nobody else knows them yet.
 
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
@@ -51,7 +51,13 @@ impl<'py> Given<'py> {
             return Ok(None);
         }
         let asked = places.iter().map(|&at| names.get_item(at)).collect::<PyResult<Vec<_>>>()?;
-        let told = entries(&ask.call1((PyList::new(names.py(), asked)?,))?, places.len())?;
+        let told = ask.call1((PyList::new(names.py(), asked)?,))?;
+        if told.is_none() {
+            return Err(PyTypeError::new_err(
+                "tokens: the callable returned None: expected a sequence with one entry an id",
+            ));
+        }
+        let told = entries(&told, places.len())?;
         let mut given = vec![None; rows];
         for (at, token) in places.into_iter().zip(told) {
             given[at] = token;

@@ -91,6 +91,7 @@ impl<'py> ToldStep<'py> {
             };
             rows.push(ReadRow { of, blocks, computed, count, padded });
         }
+        refuse_strangers(&known)?;
         Ok(Self { names, finished, fresh, num_seqs_padded, rows })
     }
 
@@ -174,6 +175,17 @@ fn places(names: &Bound<'_, PyTuple>, new: &[NewArguments<'_>], known: &Known<'_
         by_name(new, ids)?;
     }
     Ok(places)
+}
+
+/// Only who goes on can start over.
+fn refuse_strangers((ids, _, _, _, resumed): &Known<'_>) -> PyResult<()> {
+    for id in resumed.keys() {
+        if !ids.contains(&id)? {
+            let whose = Whose::Request(id.cast::<PyString>()?.to_str()?);
+            return Err(refused(whose, "resumed_req_ids", "told nowhere", "one of scheduled_cached_reqs"));
+        }
+    }
+    Ok(())
 }
 
 fn by_name(new: &[NewArguments<'_>], ids: &Bound<'_, PyList>) -> PyResult<HashMap<String, Place>> {
