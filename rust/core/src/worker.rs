@@ -150,22 +150,29 @@ impl Worker {
         })
     }
 
-    /// Takes what the oldest step in flight has sampled: a token for each row that emits, `None` for a chunk in the
-    /// middle of a prompt. Of a request that is gone, or was set back since, nothing is looked at.
-    pub fn accept(&mut self, sampled: &[Option<u32>]) -> Result<(), Error> {
+    /// Refuses entries that are not one for each row of the oldest step in flight, or for which no step is in flight.
+    pub fn check_due(&self, entries: usize) -> Result<(), Error> {
         let Some(filled) = self.in_flight.front() else {
             return Err(Error::NotDue("accept: no step was filled that was not accepted"));
         };
-        if filled.len() != sampled.len() {
-            let (value, rows) = (format!("{} entries", sampled.len()), filled.len());
+        if filled.len() != entries {
+            let (value, rows) = (format!("{entries} entries"), filled.len());
             return Err(Error::invalid("sampled", value, format!("one for each of {rows} rows")));
         }
+        Ok(())
+    }
+
+    /// Takes what the oldest step in flight has sampled: a token for each row that emits, `None` for a chunk in the
+    /// middle of a prompt. Of a request that is gone, or was set back since, nothing is looked at.
+    pub fn accept(&mut self, sampled: &[Option<u32>]) -> Result<(), Error> {
+        self.check_due(sampled.len())?;
+        let filled = self.in_flight.front().expect("a step is due");
         for (at, (&Filled { row, turn, planned }, &token)) in filled.iter().zip(sampled).enumerate() {
             if self.requests.get(row).is_some_and(|request| request.turn == turn) {
                 self.check_sampled(planned, token).map_err(|fault| Error::Row { at, fault })?;
             }
         }
-        let filled = self.in_flight.pop_front().expect("the front was looked at");
+        let filled = self.in_flight.pop_front().expect("a step is due");
         for (Filled { row, turn, planned }, &token) in filled.into_iter().zip(sampled) {
             let living = self.requests.get_mut(row).filter(|request| request.turn == turn);
             if let (Some(request), Some(token)) = (living, token) {

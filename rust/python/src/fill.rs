@@ -20,7 +20,7 @@ use pyo3::types::PyTuple;
 use crate::config::NeuronConfig;
 use crate::error::to_py;
 use crate::guard::Guarded;
-use crate::read::{Read, Whose};
+use crate::read::Read;
 use crate::step::Step;
 use crate::value::{shown, whole};
 
@@ -146,7 +146,7 @@ impl PaddedInputs {
         buffers: Option<&Bound<'_, PyAny>>,
         vocab_size: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let read = Read(Whose::Argument);
+        let read = Read::Argument;
         let buffers = buffers.map_or(Ok(1), |value| read.count("buffers", value, 1..=BUFFERS_MAX.into()))?;
         let vocab_size = vocab_size.map(|value| read.number("vocab_size", value, 1)).transpose()?;
         let layout = Layout::new(config.get().core(), vocab_size).map_err(|error| to_py(&error))?;
@@ -248,7 +248,7 @@ impl PaddedInputs {
 
 /// Reads a context bucket; the core knows which there are.
 pub(crate) fn bucket(value: &Bound<'_, PyAny>) -> PyResult<i64> {
-    Read(Whose::Argument).count("context_bucket", value, i64::MIN..=i64::MAX)
+    Read::Argument.count("context_bucket", value, i64::MIN..=i64::MAX)
 }
 
 /// A prefill looks back on whatever its table holds.

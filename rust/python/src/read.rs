@@ -15,17 +15,17 @@ use crate::value::{plain, sequence_len, shown, whole};
 /// Most ids of one sequence: more than any model takes, and a quarter of a gigabyte.
 const IDS_MAX: usize = 1 << 26;
 
-/// Whose field a message names.
+/// Reads the fields of somebody, whom its messages name.
 #[derive(Clone, Copy)]
-pub(crate) enum Whose<'a> {
-    /// That of the call itself.
+pub(crate) enum Read<'a> {
+    /// The call itself.
     Argument,
     Request(&'a str),
-    /// That of a row by its place in `rows`.
+    /// A row by its place in `rows`.
     Row(usize),
 }
 
-impl Display for Whose<'_> {
+impl Display for Read<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Argument => Ok(()),
@@ -35,17 +35,13 @@ impl Display for Whose<'_> {
     }
 }
 
-/// Reads the fields of somebody.
-#[derive(Clone, Copy)]
-pub(crate) struct Read<'a>(pub(crate) Whose<'a>);
-
 impl Read<'_> {
     pub(crate) fn type_error(&self, field: &str, value: &Bound<'_, PyAny>, expected: &str) -> PyErr {
-        PyTypeError::new_err(format!("{}{field}: {}: expected {expected}", self.0, shown(value)))
+        PyTypeError::new_err(format!("{self}{field}: {}: expected {expected}", shown(value)))
     }
 
     pub(crate) fn value_error(&self, field: &str, value: &str, expected: &str) -> PyErr {
-        PyValueError::new_err(format!("{}{field}: {value}: expected {expected}", self.0))
+        PyValueError::new_err(format!("{self}{field}: {value}: expected {expected}"))
     }
 
     pub(crate) fn count(&self, field: &str, value: &Bound<'_, PyAny>, range: RangeInclusive<i64>) -> PyResult<i64> {

@@ -6,7 +6,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
 
-use crate::read::{Read, Whose, sampling};
+use crate::read::{Read, sampling};
 use crate::value::{shown, whole};
 
 /// A request for `BucketScheduler`; an immutable value.
@@ -79,7 +79,7 @@ impl Request {
         };
         // A plain str: a subclass could run code of its own while the scheduler is locked.
         let id = PyString::new(py, text).unbind();
-        let read = Read(Whose::Request(text));
+        let read = Read::Request(text);
         Ok(Self {
             id,
             prompt: read_prompt(read, prompt)?,

@@ -17,7 +17,7 @@ use pyo3::types::PyTuple;
 use crate::error::to_py;
 use crate::fill::{Batch, Given, PaddedInputs, bucket, refuse_bucket};
 use crate::guard::Guarded;
-use crate::read::{Read, Whose};
+use crate::read::Read;
 use crate::value::{plain, sequence_len, shown};
 
 use told::{ToldStep, name_at};
@@ -87,10 +87,16 @@ impl Worker {
     fn accept(&self, sampled: &Bound<'_, PyAny>) -> PyResult<()> {
         let _alone = Alone::enter(&self.accepting, "accept")?;
         let py = sampled.py();
-        let names = self.named.with(|named| named.in_flight.front().map(|names| names.clone_ref(py)))?;
-        let name = |at| names.as_ref().map_or(String::new(), |names| name_at(names.bind(py), at));
-        let rows = names.as_ref().map_or(0, |names| names.bind(py).len());
-        let tokens = read_sampled(sampled, rows, name)?;
+        let Some(entries) = sequence_len(sampled) else {
+            return Err(Read::Argument.type_error("sampled", sampled, "a sequence with one list a row"));
+        };
+        let names = self.named.with(|named| {
+            named.core.check_due(entries)?;
+            Ok(named.in_flight.front().expect("a step of the core has names").clone_ref(py))
+        })?;
+        let names = names.map_err(|error| to_py(&error))?.into_bound(py);
+        let name = |at| name_at(&names, at);
+        let tokens = read_sampled(sampled, entries, name)?;
         let accepted = self.named.with(|named| {
             named.core.accept(&tokens)?;
             Ok(named.in_flight.pop_front())
@@ -203,15 +209,8 @@ fn malformed(py: Python<'_>, error: &PyErr) -> PyErr {
     PyTypeError::new_err(format!("scheduler_output: {}: expected a SchedulerOutput of vLLM", error.value(py)))
 }
 
-/// One list a row, with a token or without. With no row, the core says that no step is due.
+/// One list a row, with a token or without.
 fn read_sampled(sampled: &Bound<'_, PyAny>, rows: usize, name: impl Fn(usize) -> String) -> PyResult<Vec<Option<u32>>> {
-    let Some(len) = sequence_len(sampled) else {
-        return Err(Read(Whose::Argument).type_error("sampled", sampled, "a sequence with one list a row"));
-    };
-    if len != rows && rows > 0 {
-        let (value, expected) = (format!("{len} entries"), format!("one for each of {rows} rows"));
-        return Err(Read(Whose::Argument).value_error("sampled", &value, &expected));
-    }
     let mut tokens = Vec::with_capacity(rows);
     for (at, entry) in sampled.try_iter()?.enumerate().take(rows) {
         let entry = entry?;
@@ -220,15 +219,15 @@ fn read_sampled(sampled: &Bound<'_, PyAny>, rows: usize, name: impl Fn(usize) ->
             Some(1) => {
                 let token = entry.get_item(0)?;
                 let known = plain(&token).filter(|&token| token <= TOKENS_MAX);
-                Some(known.map_or_else(|| Read(Whose::Request(&name(at))).number("sampled", &token, 0), Ok)?)
+                Some(known.map_or_else(|| Read::Request(&name(at)).number("sampled", &token, 0), Ok)?)
             }
             Some(_) => {
                 let (name, value) = (name(at), shown(&entry));
-                return Err(Read(Whose::Request(&name)).value_error("sampled", &value, "one token, or none"));
+                return Err(Read::Request(&name).value_error("sampled", &value, "one token, or none"));
             }
             None => {
                 let (name, expected) = (name(at), "a list of one token, or an empty one");
-                return Err(Read(Whose::Request(&name)).type_error("sampled", &entry, expected));
+                return Err(Read::Request(&name).type_error("sampled", &entry, expected));
             }
         });
     }

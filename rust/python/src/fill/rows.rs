@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
 use crate::error::to_py;
-use crate::read::{Read, Whose, sampling};
+use crate::read::{Read, sampling};
 use crate::value::{sequence_len, shown};
 
 /// A `PrefillRow` as it was read.
@@ -87,7 +87,7 @@ pub(super) fn read_rows<R>(
     let mut ids = Vec::with_capacity(items.len());
     let mut values = Vec::with_capacity(items.len());
     for (at, row) in items.iter().enumerate() {
-        let reader = Read(Whose::Row(at));
+        let reader = Read::Row(at);
         let value = read(reader, row).map_err(|error| {
             if !error.is_instance_of::<PyAttributeError>(py) {
                 return error;

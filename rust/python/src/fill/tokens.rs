@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::scheduler::read_tokens;
-use crate::value::shown;
+use crate::value::{sequence_len, shown};
 
 /// What was given as `tokens`.
 pub(crate) enum Given<'py> {
@@ -52,10 +52,11 @@ impl<'py> Given<'py> {
         }
         let asked = places.iter().map(|&at| names.get_item(at)).collect::<PyResult<Vec<_>>>()?;
         let told = ask.call1((PyList::new(names.py(), asked)?,))?;
-        if told.is_none() {
-            return Err(PyTypeError::new_err(
-                "tokens: the callable returned None: expected a sequence with one entry an id",
-            ));
+        if sequence_len(&told).is_none() {
+            let told = shown(&told);
+            return Err(PyTypeError::new_err(format!(
+                "tokens: the callable returned {told}: expected a sequence with one entry an id"
+            )));
         }
         let told = entries(&told, places.len())?;
         let mut given = vec![None; rows];

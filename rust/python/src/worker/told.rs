@@ -7,7 +7,7 @@ use neuron_sched_core::worker::{Told, ToldRow, Who};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyList, PyString, PyTuple};
 
-use crate::read::{Read, Whose, sampling};
+use crate::read::{Read, sampling};
 
 /// Counts, padded counts, padded rows, ended ids, new requests, known requests.
 pub(crate) type StepArguments<'py> =
@@ -61,37 +61,43 @@ enum Place {
 impl<'py> ToldStep<'py> {
     pub(crate) fn read(step: StepArguments<'py>) -> PyResult<Self> {
         let (counts, padded, num_seqs_padded, finished, new, known) = step;
-        let num_seqs_padded = number(Whose::Argument, "num_seqs_padded", &num_seqs_padded)?;
+        let num_seqs_padded = number(Read::Argument, "num_seqs_padded", &num_seqs_padded)?;
         // Lists that nobody else has: a count may be anything, and run code that changes the dict.
         let (names, counts) = (counts.keys().to_tuple(), counts.values());
         let (padded_names, padded_counts) = (padded.keys(), padded.values());
         if padded_names.len() != names.len() {
             let (given, expected) = (padded_names.len(), format!("those of the {} scheduled requests", names.len()));
-            return Err(refused(Whose::Argument, "num_scheduled_tokens_padded", &format!("{given} counts"), &expected));
+            return Err(Read::Argument.value_error(
+                "num_scheduled_tokens_padded",
+                &format!("{given} counts"),
+                &expected,
+            ));
         }
         let places = places(&names, &new, &known)?;
         let (mut rows, mut fresh) = (Vec::with_capacity(places.len()), Vec::new());
         for (at, (id, place)) in names.iter().zip(places).enumerate() {
             let name = id.cast::<PyString>()?.to_str()?;
-            let whose = Whose::Request(name);
+            let read = Read::Request(name);
             let (of, blocks, computed) = match place {
-                Place::New(at) => read_new(whose, &new[at])?,
-                Place::Known(at) => read_known(whose, &id, &known, at)?,
+                Place::New(at) => read_new(read, &new[at])?,
+                Place::Known(at) => read_known(read, &id, &known, at)?,
             };
             if matches!(of, Of::New { .. }) {
                 fresh.push((at, name.to_owned()));
             }
-            let count = number(whose, "num_scheduled_tokens", &counts.get_item(at)?)?;
+            let count = number(read, "num_scheduled_tokens", &counts.get_item(at)?)?;
             // The two dicts have the same order, but nothing else depends on it.
             let in_order = padded_names.get_item(at)?.is(&id).then(|| padded_counts.get_item(at));
             let padded = in_order.map_or_else(|| padded.get_item(&id), |padded| padded.map(Some))?;
             let padded = match padded {
-                Some(padded) => number(whose, "num_scheduled_tokens_padded", &padded)?,
-                None => return Err(refused(whose, "num_scheduled_tokens_padded", "none", "a count")),
+                Some(padded) => number(read, "num_scheduled_tokens_padded", &padded)?,
+                None => return Err(read.value_error("num_scheduled_tokens_padded", "none", "a count")),
             };
             rows.push(ReadRow { of, blocks, computed, count, padded });
         }
-        refuse_strangers(&known)?;
+        if rows.iter().filter(|row| matches!(row.of, Of::Resumed { .. })).count() != known.4.len() {
+            refuse_strangers(&known)?;
+        }
         Ok(Self { names, finished, fresh, num_seqs_padded, rows })
     }
 
@@ -117,7 +123,8 @@ impl<'py> ToldStep<'py> {
             let name = name.cast::<PyString>()?;
             let name = name.to_str()?;
             let row = known.get(name).copied();
-            let known = || row.ok_or_else(|| refused(Whose::Request(name), "num_scheduled_tokens", "unknown", UNKNOWN));
+            let known =
+                || row.ok_or_else(|| Read::Request(name).value_error("num_scheduled_tokens", "unknown", UNKNOWN));
             let who = match of {
                 Of::New { tokens, prompt, sampling } => Who::New { tokens, prompt, sampling, replaces: row },
                 Of::Known { outputs } => Who::Known { row: known()?, outputs },
@@ -143,7 +150,7 @@ fn places(names: &Bound<'_, PyTuple>, new: &[NewArguments<'_>], known: &Known<'_
     let lengths = [ids.len(), computed.len(), blocks.len(), outputs.len()];
     if lengths.iter().any(|&len| len != ids.len()) {
         let text = format!("{lengths:?} ids, counts, blocks and outputs");
-        return Err(refused(Whose::Argument, "scheduled_cached_reqs", &text, "as many of each"));
+        return Err(Read::Argument.value_error("scheduled_cached_reqs", &text, "as many of each"));
     }
     let mut places = Vec::with_capacity(names.len());
     let mut others: Option<HashMap<String, Place>> = None;
@@ -162,14 +169,14 @@ fn places(names: &Bound<'_, PyTuple>, new: &[NewArguments<'_>], known: &Known<'_
         let name = id.cast::<PyString>()?.to_str()?;
         places.push(others.get(name).copied().ok_or_else(|| {
             let expected = "one of scheduled_new_reqs or scheduled_cached_reqs";
-            refused(Whose::Request(name), "num_scheduled_tokens", "told nowhere", expected)
+            Read::Request(name).value_error("num_scheduled_tokens", "told nowhere", expected)
         })?);
     }
     if places.len() != new.len() + ids.len() {
         for id in new.iter().map(|(id, ..)| id.clone().into_any()).chain(ids.iter()) {
             if !names.contains(&id)? {
-                let whose = Whose::Request(id.cast::<PyString>()?.to_str()?);
-                return Err(refused(whose, "num_scheduled_tokens", "none", "a count of each request that is told"));
+                let read = Read::Request(id.cast::<PyString>()?.to_str()?);
+                return Err(read.value_error("num_scheduled_tokens", "none", "a count of each request that is told"));
             }
         }
         by_name(new, ids)?;
@@ -181,8 +188,8 @@ fn places(names: &Bound<'_, PyTuple>, new: &[NewArguments<'_>], known: &Known<'_
 fn refuse_strangers((ids, _, _, _, resumed): &Known<'_>) -> PyResult<()> {
     for id in resumed.keys() {
         if !ids.contains(&id)? {
-            let whose = Whose::Request(id.cast::<PyString>()?.to_str()?);
-            return Err(refused(whose, "resumed_req_ids", "told nowhere", "one of scheduled_cached_reqs"));
+            let read = Read::Request(id.cast::<PyString>()?.to_str()?);
+            return Err(read.value_error("resumed_req_ids", "told nowhere", "one of scheduled_cached_reqs"));
         }
     }
     Ok(())
@@ -195,29 +202,27 @@ fn by_name(new: &[NewArguments<'_>], ids: &Bound<'_, PyList>) -> PyResult<HashMa
         let name = id.cast::<PyString>()?.to_str()?;
         if places.insert(name.to_owned(), place).is_some() {
             let field = "scheduled_new_reqs, scheduled_cached_reqs";
-            return Err(refused(Whose::Request(name), field, "told twice", "each request once"));
+            return Err(Read::Request(name).value_error(field, "told twice", "each request once"));
         }
     }
     Ok(places)
 }
 
-fn read_new(whose: Whose<'_>, new: &NewArguments<'_>) -> PyResult<(Of, Vec<u32>, i64)> {
+fn read_new(read: Read<'_>, new: &NewArguments<'_>) -> PyResult<(Of, Vec<u32>, i64)> {
     let (_, tokens, prompt, blocks, computed, wishes) = new;
-    let read = Read(whose);
     let (top_k, top_p, temperature) = wishes;
     let sampling = sampling(read.top_k(top_k)?, read.top_p(top_p)?, read.temperature(temperature)?);
     let tokens = read.ids("prompt_token_ids", tokens, "a sequence of token ids")?;
     let blocks = read_blocks(read, "block_ids", blocks)?;
-    let computed = number(whose, "num_computed_tokens", computed)?;
+    let computed = number(read, "num_computed_tokens", computed)?;
     Ok((Of::New { tokens, prompt: *prompt, sampling }, blocks, computed))
 }
 
-fn read_known(whose: Whose<'_>, id: &Bound<'_, PyAny>, known: &Known<'_>, at: usize) -> PyResult<(Of, Vec<u32>, i64)> {
-    let read = Read(whose);
+fn read_known(read: Read<'_>, id: &Bound<'_, PyAny>, known: &Known<'_>, at: usize) -> PyResult<(Of, Vec<u32>, i64)> {
     let (_, computed, blocks, outputs, resumed) = known;
     let blocks = blocks.get_item(at)?;
-    let computed = number(whose, "num_computed_tokens", &computed.get_item(at)?)?;
-    let outputs = number(whose, "num_output_tokens", &outputs.get_item(at)?)?;
+    let computed = number(read, "num_computed_tokens", &computed.get_item(at)?)?;
+    let outputs = number(read, "num_output_tokens", &outputs.get_item(at)?)?;
     let started_over = if resumed.is_empty() { None } else { resumed.get_item(id)? };
     let Some(tokens) = started_over else {
         let blocks = if blocks.is_none() { Vec::new() } else { read_blocks(read, "new_block_ids", &blocks)? };
@@ -240,15 +245,11 @@ fn read_blocks(read: Read<'_>, field: &str, groups: &Bound<'_, PyAny>) -> PyResu
 }
 
 /// A whole number, for the core to judge.
-fn number(whose: Whose<'_>, field: &str, value: &Bound<'_, PyAny>) -> PyResult<i64> {
+fn number(read: Read<'_>, field: &str, value: &Bound<'_, PyAny>) -> PyResult<i64> {
     if value.is_exact_instance_of::<PyInt>()
         && let Ok(number) = value.extract()
     {
         return Ok(number);
     }
-    Read(whose).count(field, value, i64::MIN..=i64::MAX)
-}
-
-fn refused(whose: Whose<'_>, field: &str, value: &str, expected: &str) -> PyErr {
-    Read(whose).value_error(field, value, expected)
+    read.count(field, value, i64::MIN..=i64::MAX)
 }
