@@ -8,16 +8,14 @@ mod support;
 
 use std::hint::black_box;
 
-use neuron_sched_core::bucket::Buckets;
-use neuron_sched_core::config::{Config, RawConfig};
-use neuron_sched_core::cost::Cost;
+use neuron_sched_core::config::{Buckets, Config, RawConfig};
+use neuron_sched_core::decide::Kind;
 use neuron_sched_core::exclusive::{ExclusiveScheduler, NewRequest, Options, Tokens};
 use neuron_sched_core::fill::{Layout, Shape};
 use neuron_sched_core::mixed::{MixedScheduler, NewMixed};
-use neuron_sched_core::phase::Kind;
 use neuron_sched_core::queue::{Policy, Queue};
 use neuron_sched_core::request::{Prompt, Row, Rows, Sampling};
-use neuron_sched_core::sim::{self, Arrival, Scheduler, replay};
+use neuron_sched_core::sim::{self, Arrival, Cost, Scheduler, replay};
 
 /// Requests that wait in the queue cases.
 const WAITING: usize = 10_000;

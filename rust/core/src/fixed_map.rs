@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// The map. Nothing may depend on the order of its entries.
-pub type FixedMap<V> = HashMap<u64, V, BuildHasherDefault<FixedHasher>>;
+pub(crate) type FixedMap<V> = HashMap<u64, V, BuildHasherDefault<FixedHasher>>;
 
 /// Spreads the bits of a key by one multiplication.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct FixedHasher(u64);
+pub(crate) struct FixedHasher(u64);
 
 impl Hasher for FixedHasher {
     fn write(&mut self, _: &[u8]) {

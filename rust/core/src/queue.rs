@@ -100,25 +100,6 @@ pub enum Policy {
     Priority,
 }
 
-impl Policy {
-    /// The policy of that name, as configurations spell it.
-    pub fn from_name(name: &str) -> Option<Self> {
-        match name {
-            "fcfs" => Some(Self::Fcfs),
-            "priority" => Some(Self::Priority),
-            _ => None,
-        }
-    }
-
-    /// The name that configurations use.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Fcfs => "fcfs",
-            Self::Priority => "priority",
-        }
-    }
-}
-
 /// Where a request stands in a [`Queue`]: what [`Queue::remove`] wants back.
 pub type Ticket = u64;
 

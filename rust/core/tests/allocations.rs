@@ -10,10 +10,10 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use neuron_sched_core::config::{Config, RawConfig};
+use neuron_sched_core::decide::Kind;
 use neuron_sched_core::exclusive::{ExclusiveScheduler, NewRequest, Options, Tokens};
 use neuron_sched_core::fill::{Layout as TensorLayout, Shape};
 use neuron_sched_core::mixed::{MixedScheduler, NewMixed};
-use neuron_sched_core::phase::Kind;
 use neuron_sched_core::request::{Prompt, Sampling};
 
 const REQUESTS: u32 = 40;

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use neuron_sched_core::config::{Config, RawConfig};
+use neuron_sched_core::decide::{Kind, Wait};
 use neuron_sched_core::exclusive::{ExclusiveScheduler, Finish, NewRequest, Options, Status, Tokens};
-use neuron_sched_core::ledger::Wait;
-use neuron_sched_core::phase::Kind;
 use neuron_sched_core::request::{Prompt, Row, Sampling};
 
 fn config(seqs: i64, tokens: i64, len: i64, block: i64, blocks: i64) -> RawConfig {

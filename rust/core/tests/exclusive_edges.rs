@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use neuron_sched_core::config::{Config, RawConfig};
+use neuron_sched_core::decide::Kind;
 use neuron_sched_core::exclusive::{ExclusiveScheduler, NewRequest, Options, Tokens};
-use neuron_sched_core::phase::Kind;
 use neuron_sched_core::request::{Prompt, SEGMENT_ID_MAX, Sampling};
 
 fn raw() -> RawConfig {

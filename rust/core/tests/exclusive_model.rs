@@ -8,12 +8,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use neuron_sched_core::config::Config;
+use neuron_sched_core::decide::{Kind, Step};
 use neuron_sched_core::exclusive::{
     Completion, ExclusiveScheduler, Finish, NewRequest, Options, Status as Shown, Tokens,
 };
-use neuron_sched_core::phase::Kind;
 use neuron_sched_core::request::{Prompt, Row, Sampling, UNKNOWN_TOKEN};
-use neuron_sched_core::step::Step;
 use proptest::prelude::*;
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest, prop_state_machine};
 

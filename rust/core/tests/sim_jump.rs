@@ -4,10 +4,9 @@
 use std::ops::ControlFlow;
 
 use neuron_sched_core::config::{Config, RawConfig};
-use neuron_sched_core::cost::Cost;
-use neuron_sched_core::phase::Kind;
+use neuron_sched_core::decide::Kind;
 use neuron_sched_core::request::Prompt;
-use neuron_sched_core::sim::{Arrival, Options, Report, Scheduler, Spread, replay};
+use neuron_sched_core::sim::{Arrival, Cost, Options, Report, Scheduler, Spread, replay};
 use proptest::prelude::*;
 
 fn arrivals() -> impl Strategy<Value = Vec<Arrival>> {

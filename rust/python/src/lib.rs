@@ -2,18 +2,14 @@
 //! Scheduling is decided in the core only.
 
 mod config;
-mod count;
+mod convert;
+mod decide;
 mod error;
+mod exclusive;
 mod fill;
-mod gate;
 mod guard;
 mod mixed;
-mod read;
-mod request;
-mod scheduler;
-mod simulate;
-mod step;
-mod value;
+mod sim;
 mod worker;
 
 use pyo3::prelude::*;
@@ -26,21 +22,17 @@ mod _native {
     #[pymodule_export]
     use super::build_info;
     #[pymodule_export]
-    use super::config::{Buckets, NeuronConfig};
+    use super::config::{Buckets, ConfigField, NeuronConfig};
+    #[pymodule_export]
+    use super::decide::{Explanation, Gate};
+    #[pymodule_export]
+    use super::exclusive::{BucketScheduler, Outcome, Outcomes, Request, RequestState, Step};
     #[pymodule_export]
     use super::fill::{Batch, PaddedInputs};
     #[pymodule_export]
-    use super::gate::Gate;
-    #[pymodule_export]
     use super::mixed::{Req, Requests, Scheduler};
     #[pymodule_export]
-    use super::request::{Request, RequestState};
-    #[pymodule_export]
-    use super::scheduler::{BucketScheduler, Explanation};
-    #[pymodule_export]
-    use super::simulate::{Cost, ReplayReport, TraceRequest, replay};
-    #[pymodule_export]
-    use super::step::{Outcome, Outcomes, Step};
+    use super::sim::{Cost, ReplayReport, TraceRequest, replay::replay};
     #[pymodule_export]
     use super::worker::Worker;
 

@@ -3,13 +3,12 @@
 use std::sync::Arc;
 
 use super::completion::{Completion, Finish, Tokens};
-use super::lane::{Lane, Lanes};
 use super::request::{Place, Request};
-use super::{ExclusiveScheduler, Pending};
+use super::running::{Lane, Lanes};
+use super::scheduler::{ExclusiveScheduler, Pending};
 use crate::config::TOKENS_MAX;
+use crate::decide::{Kind, WorstCase};
 use crate::error::Error;
-use crate::ledger::WorstCase;
-use crate::phase::Kind;
 use crate::request::{Row, Rows, Sequence, UNKNOWN_TOKEN};
 
 impl Pending {

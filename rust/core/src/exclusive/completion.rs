@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::decide::Step;
 use crate::request::{Row, UNKNOWN_TOKEN};
-use crate::step::Step;
 
 /// The tokens that a step emitted.
 #[derive(Clone, Copy, Debug)]

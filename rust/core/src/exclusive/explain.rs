@@ -1,7 +1,7 @@
 //! Why the head of the queue waits.
 
-use super::{ExclusiveScheduler, Pending};
-use crate::ledger::Wait;
+use super::scheduler::{ExclusiveScheduler, Pending};
+use crate::decide::Wait;
 use crate::request::Row;
 
 /// Why the head of the queue waits, and the numbers behind it, in KV blocks.

@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
-use super::lane::Lane;
-use super::{ExclusiveScheduler, Pending, Place, Started};
-use crate::chunk::Pack;
+use super::request::{Place, Started};
+use super::running::Lane;
+use super::scheduler::{ExclusiveScheduler, Pending};
+use crate::decide::{Candidate, Chunk, Decision, Kind, Pack, Step, Wait, check_step};
 use crate::error::Error;
-use crate::ledger::{Candidate, Wait};
-use crate::phase::{Decision, Kind};
 use crate::request::{Prompt, Row, Sequence};
-use crate::step::{Chunk, Step, check};
 
 /// Steps kept for their memory: the last completed one may still be held, and so may one that went void.
 const SPARE_MAX: usize = 4;
@@ -103,7 +101,7 @@ impl ExclusiveScheduler {
         step.padded = self.token_buckets.fit(step.total())?;
         let lanes = self.lanes.iter_from(first);
         let rows = step.chunks.iter().zip(lanes).map(|(chunk, lane)| (lane.prefilling(), i64::from(chunk.tokens)));
-        check(step.kind, step.padded, 1, rows, |at| step.rows[at].index())?;
+        check_step(step.kind, step.padded, 1, rows, |at| step.rows[at].index())?;
         for (at, chunk) in step.chunks.iter().enumerate() {
             self.lanes.plan(first + at, chunk.tokens);
             self.take_slots(first + at);
@@ -177,10 +175,10 @@ impl ExclusiveScheduler {
         let name = |at: usize| step.rows[at].index();
         if gap {
             let rows = self.lanes.iter().filter(Lane::ready).map(|lane| (lane.prefilling(), 1));
-            check(step.kind, step.padded, 1, rows, name)?;
+            check_step(step.kind, step.padded, 1, rows, name)?;
         } else {
             let rows = self.lanes.prefilling(decoding).map(|prefilling| (prefilling, 1));
-            check(step.kind, step.padded, 1, rows, name)?;
+            check_step(step.kind, step.padded, 1, rows, name)?;
         }
         let horizon = if gap { 1 } else { self.lanes.horizon() };
         self.turn_wheel(self.lanes.next_clock(), 1);

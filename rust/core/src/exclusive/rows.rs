@@ -1,9 +1,10 @@
 //! The rows of a step as tensors are filled from them.
 
-use super::{ExclusiveScheduler, Place};
+use super::request::Place;
+use super::scheduler::ExclusiveScheduler;
+use crate::decide::Step;
 use crate::fill::{DecodeRow, PrefillRow};
 use crate::request::{Prompt, Row};
-use crate::step::Step;
 
 /// Why the tensors of a step cannot be filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

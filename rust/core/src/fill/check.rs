@@ -1,6 +1,7 @@
 //! Rows of a caller: everything that the tensors rely on, checked before anything is written.
 
-use super::{DecodeRow, Layout, PrefillRow, Shape};
+use super::layout::{Layout, Shape};
+use super::row::{DecodeRow, PrefillRow};
 use crate::error::{Error, Fault};
 
 /// Which block ids a row has named so far; keeps its memory from row to row.

@@ -1,7 +1,6 @@
 //! Which shapes there are, and which one holds a step.
 
-use crate::bucket::Buckets;
-use crate::config::Config;
+use crate::config::{Buckets, Config};
 use crate::error::Error;
 
 /// A compiled shape.

@@ -1,6 +1,7 @@
 //! The tensors of a shape, and the pass that writes all of them. Ids are below 2^31, so `u32` has the bits of `int32`.
 
-use super::{DecodeRow, Layout, NO_BLOCK, NO_SLOT, PrefillRow};
+use super::layout::Layout;
+use super::row::{DecodeRow, NO_BLOCK, NO_SLOT, PrefillRow};
 use crate::request::Sampling;
 
 /// The tensors of a prefill of `T` tokens, at most `P` prompts, tables of `W` blocks.

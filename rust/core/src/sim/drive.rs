@@ -2,15 +2,16 @@
 
 use std::ops::ControlFlow;
 
+use super::cost::Cost;
+use super::decimal::UNITS_MAX;
 use super::engine::{Added, Decision, Engine};
+use super::options::{Options, Progress};
 use super::report::{Record, Report, Summary};
 use super::steps::{Entry, Steps};
 use super::tally::Tally;
-use super::{Arrival, Options, Progress};
-use crate::cost::Cost;
-use crate::decimal::UNITS_MAX;
+use super::workload::Arrival;
+use crate::decide::Kind;
 use crate::error::Error;
-use crate::phase::Kind;
 use crate::request::Row;
 
 /// Decisions between two calls of the observer; a millisecond or so.

@@ -1,7 +1,8 @@
 //! What the clock needs from a scheduler.
 
-use super::{Arrival, Refusal};
-use crate::cost::Cost;
+use super::cost::Cost;
+use super::report::Refusal;
+use super::workload::Arrival;
 use crate::error::Error;
 use crate::request::Row;
 

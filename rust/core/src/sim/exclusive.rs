@@ -1,11 +1,12 @@
 //! The exclusive scheduler under the clock.
 
 use super::engine::{Added, Decision, Engine};
-use super::{Arrival, Refusal};
+use super::report::Refusal;
+use super::workload::Arrival;
 use crate::config::Config;
+use crate::decide::Kind;
 use crate::error::Error;
 use crate::exclusive::{ExclusiveScheduler, NewRequest, Options, Tokens};
-use crate::phase::Kind;
 use crate::request::{Row, Sampling};
 
 pub(super) struct Exclusive {

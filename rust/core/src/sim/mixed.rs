@@ -1,7 +1,8 @@
 //! The token-budget scheduler under the clock.
 
 use super::engine::{Added, Decision, Engine};
-use super::{Arrival, Refusal};
+use super::report::Refusal;
+use super::workload::Arrival;
 use crate::config::Config;
 use crate::error::Error;
 use crate::mixed::{Emitted, MixedScheduler, NewMixed, Planned, Wait};

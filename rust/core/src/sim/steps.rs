@@ -1,7 +1,7 @@
 //! The steps of a replay, kept as runs of equal steps.
 
 use super::spread::seconds;
-use crate::phase::Kind;
+use crate::decide::Kind;
 
 /// What one request had in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,9 +7,8 @@ mod pool;
 mod request;
 
 use neuron_sched_core::config::{Chunking, Config, KvAdmission};
+use neuron_sched_core::decide::{Kind, Wait};
 use neuron_sched_core::exclusive::Finish;
-use neuron_sched_core::ledger::Wait;
-use neuron_sched_core::phase::Kind;
 use neuron_sched_core::queue::Policy;
 use neuron_sched_core::request::Prompt;
 

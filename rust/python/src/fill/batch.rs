@@ -7,7 +7,7 @@ use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use super::Buffers;
+use super::buffers::Buffers;
 
 /// The arrays of one step, in a compiled shape.
 #[pyclass(frozen, module = "neuron_sched")]

@@ -8,9 +8,8 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
+use crate::convert::{Read, sampling, sequence_len, shown};
 use crate::error::to_py;
-use crate::read::{Read, sampling};
-use crate::value::{sequence_len, shown};
 
 /// A `PrefillRow` as it was read.
 pub(super) struct PrefillRow {

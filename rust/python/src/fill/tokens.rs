@@ -4,8 +4,8 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
-use crate::scheduler::read_tokens;
-use crate::value::{sequence_len, shown};
+use crate::convert::read_tokens;
+use crate::convert::{sequence_len, shown};
 
 /// What was given as `tokens`.
 pub(crate) enum Given<'py> {

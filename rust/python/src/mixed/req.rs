@@ -9,10 +9,9 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 
-use crate::count::count;
+use crate::convert::{count, shown};
 use crate::error::to_py;
 use crate::guard::Guarded;
-use crate::value::shown;
 
 /// The core that a scheduler and its requests ask. It holds no Python object, so that no reference cycle
 /// leads over it.

@@ -6,15 +6,8 @@ use pyo3::prelude::*;
 use pyo3::pyclass::CompareOp;
 use pyo3::types::{PyIterator, PyList, PySlice, PyTuple};
 
-use super::Scheduler;
 use super::req::Req;
-
-/// Which queue.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Queue {
-    Waiting,
-    Running,
-}
+use super::scheduler::{Queue, Scheduler};
 
 /// The waiting or the running requests of a `Scheduler`, oldest first: a read-only sequence.
 #[pyclass(frozen, sequence, module = "neuron_sched")]

@@ -1,0 +1,71 @@
+//! `TraceRequest`, `Cost` and `replay`: a workload in, a report out.
+
+use std::ops::ControlFlow;
+
+use neuron_sched_core::sim::{self, Arrival, Options, Progress, Scheduler};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PySet;
+
+use super::cost::Cost;
+use super::report::ReplayReport;
+use super::request::TraceRequest;
+use crate::config::NeuronConfig;
+use crate::error::to_py;
+use crate::guard::Guarded;
+
+/// What `neuron_sched.simulate.replay` calls. Other threads go on while it runs.
+#[pyfunction]
+#[pyo3(signature = (requests, config, cost, scheduler, record_steps, progress))]
+pub(crate) fn replay(
+    py: Python<'_>,
+    requests: Vec<Py<TraceRequest>>,
+    config: &NeuronConfig,
+    cost: &Cost,
+    scheduler: &str,
+    record_steps: bool,
+    progress: Option<&Bound<'_, PyAny>>,
+) -> PyResult<ReplayReport> {
+    let Some(scheduler) = Scheduler::from_name(scheduler) else {
+        return Err(PyValueError::new_err(format!("scheduler: '{scheduler}': expected 'bucket' or 'mixed'")));
+    };
+    if record_steps {
+        refuse_twins(py, &requests)?;
+    }
+    let config = config.core();
+    let by_content = config.prefix_caching && scheduler == Scheduler::Bucket;
+    let workload: Vec<Arrival> = requests.iter().map(|request| request.get().arrival(by_content)).collect();
+    let options = Options { record_steps, one_by_one: false };
+    let progress = progress.map(|progress| progress.clone().unbind());
+    let mut raised: Option<PyErr> = None;
+    let mut observe = |at: Progress| {
+        let answer = Python::attach(|py| {
+            py.check_signals()?;
+            progress.as_ref().map_or(Ok(()), |progress| progress.call1(py, (at.done, at.total)).map(drop))
+        });
+        raised = answer.err();
+        if raised.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let core = Guarded::new(());
+    let outcome =
+        py.detach(|| core.with(|()| sim::replay(&workload, scheduler, config, &cost.inner, options, &mut observe)))?;
+    match (outcome, raised) {
+        (_, Some(error)) => Err(error),
+        (Ok(Some(report)), None) => Ok(ReplayReport::new(requests, report)),
+        (Ok(None), None) => unreachable!("only an exception breaks off"),
+        (Err(error), None) => Err(to_py(&error)),
+    }
+}
+
+/// Recorded steps know requests by their ids.
+fn refuse_twins(py: Python<'_>, requests: &[Py<TraceRequest>]) -> PyResult<()> {
+    let ids = PySet::empty(py)?;
+    for (known, request) in requests.iter().enumerate() {
+        let id = request.get().id(py);
+        ids.add(id)?;
+        if ids.len() == known {
+            return Err(PyValueError::new_err(format!("id: {}: expected each id once", id.repr()?)));
+        }
+    }
+    Ok(())
+}
