@@ -1,4 +1,4 @@
-//! Tells the library what it was built from: target, profile and commit.
+//! Pass target, profile and commit of the build to the compiler, for `build_info`.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ fn main() {
         let output = Command::new("git").args(args).output().ok().filter(|output| output.status.success())?;
         Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
     };
-    // Empty where the sources are no checkout (an unpacked sdist).
+    // Empty if the sources are not a git checkout, such as an unpacked sdist.
     println!("cargo::rustc-env=BUILD_COMMIT={}", git(&["rev-parse", "HEAD"]).unwrap_or_default());
     println!("cargo::rerun-if-changed=build.rs");
     if let Some(log) = git(&["rev-parse", "--path-format=absolute", "--git-path", "logs/HEAD"]) {

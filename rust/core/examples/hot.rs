@@ -1,7 +1,7 @@
-//! The core's hot paths, one a run, for `benches/instructions.py` to count under callgrind.
+//! Hot paths of the core, one per run. `benches/instructions.py` counts their instructions under callgrind.
 //!
-//! `hot CASE` prepares everything first; only what happens inside [`measured`] is counted, so that a count
-//! moves when the core moves and not when the preparation does.
+//! `hot CASE` prepares the case and then runs its work inside [`measured`]. Only that function is counted, so a change
+//! of the preparation does not change the count.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -14,26 +14,26 @@ use neuron_sched_core::exclusive::{ExclusiveScheduler, NewRequest, Options, Toke
 use neuron_sched_core::fill::{Layout, Shape};
 use neuron_sched_core::mixed::{MixedScheduler, NewMixed};
 use neuron_sched_core::queue::{Policy, Queue};
-use neuron_sched_core::request::{Prompt, Row, Rows, Sampling};
+use neuron_sched_core::request::{Prompt, Row, Sampling, Slab};
 use neuron_sched_core::sim::{self, Arrival, Cost, Scheduler, replay};
 
-/// Requests that wait in the queue cases.
+/// Waiting requests in the queue cases.
 const WAITING: usize = 10_000;
 
-/// Requests that run at once in the scheduler cases.
+/// Running requests in the scheduler cases.
 const RUNNING: u32 = 1024;
 
-/// Decode steps that are counted.
+/// Counted decode steps, and counted fills.
 const STEPS: usize = 100;
 
-/// Runs the work of a case. Callgrind switches its counting on and off by this function's name.
+/// Run the work of a case. Callgrind turns counting on and off by the name of this function.
 #[inline(never)]
 fn measured<R>(work: impl FnOnce() -> R) -> R {
     black_box(work())
 }
 
 fn main() {
-    let case = std::env::args().nth(1).expect("the name of a case");
+    let case = std::env::args().nth(1).expect("the first argument names the case");
     match case.as_str() {
         "bucket_fit" => bucket_fit(),
         "queue_fcfs" => queue(Policy::Fcfs),
@@ -46,7 +46,7 @@ fn main() {
         "mixed_drain" => mixed_drain(),
         "replay_exclusive" => replay_workload(Scheduler::Bucket),
         "replay_mixed" => replay_workload(Scheduler::Mixed),
-        _ => panic!("no case is called {case}"),
+        _ => panic!("unknown case {case}"),
     }
 }
 
@@ -57,7 +57,7 @@ fn bucket_fit() {
 }
 
 fn queue(policy: Policy) {
-    let mut slab = Rows::default();
+    let mut slab = Slab::default();
     let rows: Vec<Row> = (0..WAITING).map(|_| slab.insert(())).collect();
     let mut queue = Queue::new(policy);
     let popped = measured(|| {
@@ -79,13 +79,14 @@ fn config(max_num_seqs: u32) -> Config {
         max_prefills_per_batch: Some(i64::from(max_num_seqs)),
         ..RawConfig::default()
     };
-    Config::resolve(&raw).expect("a good configuration")
+    Config::resolve(&raw).expect("a valid configuration")
 }
 
 fn exclusive() -> ExclusiveScheduler {
     ExclusiveScheduler::new(&config(RUNNING))
 }
 
+/// Plan and complete one step, and return its kind.
 fn exclusive_step(scheduler: &mut ExclusiveScheduler) -> Kind {
     let step = scheduler.schedule(Options::default()).expect("a step");
     let (id, kind) = (step.id(), step.kind());
@@ -93,7 +94,7 @@ fn exclusive_step(scheduler: &mut ExclusiveScheduler) -> Kind {
     kind
 }
 
-/// Adds requests whose lengths differ, so that they neither start nor end together.
+/// Add requests of different lengths, so that they neither start nor finish together.
 fn exclusive_add(scheduler: &mut ExclusiveScheduler, count: u32, max_tokens: u32) {
     for i in 0..count {
         let prompt = Prompt::Length(1 + i * 37 % 500);
@@ -126,8 +127,8 @@ fn exclusive_drain() {
     assert_eq!(scheduler.num_waiting(), 0);
 }
 
-/// Adds requests whose tokens are known.
-fn told_add(scheduler: &mut ExclusiveScheduler, lengths: impl Iterator<Item = u32>) {
+/// Add requests with prompts of token ids.
+fn exclusive_add_tokens(scheduler: &mut ExclusiveScheduler, lengths: impl Iterator<Item = u32>) {
     for length in lengths {
         let request = NewRequest {
             prompt: Prompt::Tokens((0..length).collect()),
@@ -140,25 +141,25 @@ fn told_add(scheduler: &mut ExclusiveScheduler, lengths: impl Iterator<Item = u3
     }
 }
 
-/// The tensors of a prompt of 4,000 tokens.
+/// Fill the tensors of a prompt of 4,000 tokens.
 fn fill_prefill() {
     let config = config(1);
     let mut scheduler = ExclusiveScheduler::new(&config);
-    told_add(&mut scheduler, [4000].into_iter());
+    exclusive_add_tokens(&mut scheduler, [4000].into_iter());
     let step = scheduler.schedule(Options::default()).expect("a step");
     let step = step.clone();
     let layout = Layout::new(&config, None).expect("a layout");
     let mut memory = support::Memory::new(&layout, Shape::Prefill { tokens: step.padded_tokens() });
     let fill = |_| memory.prefill().write(&layout, [scheduler.prefill_row(&step, 0).expect("a readable step")]);
     measured(|| (0..STEPS).for_each(fill));
-    assert_eq!((memory.ids[0][3999], memory.wide[1][4000]), (3999, -1));
+    assert_eq!((memory.ids[0][3999], memory.int64[1][4000]), (3999, -1));
 }
 
-/// The tensors of all requests, with tables of 128 blocks that are half full on average.
+/// Fill the tensors of all requests, with block tables of 128 blocks that are half full on average.
 fn fill_decode() {
     let config = config(RUNNING);
     let mut scheduler = ExclusiveScheduler::new(&config);
-    told_add(&mut scheduler, (0..RUNNING).map(|i| 1 + i * 37 % 4000));
+    exclusive_add_tokens(&mut scheduler, (0..RUNNING).map(|i| 1 + i * 37 % 4000));
     let step = loop {
         let step = scheduler.schedule(Options::default()).expect("a step").clone();
         if step.kind() == Kind::Decode {
@@ -178,10 +179,10 @@ fn fill_decode() {
 }
 
 fn mixed() -> MixedScheduler {
-    MixedScheduler::new(8192, u64::from(RUNNING), 1 << 22).expect("a good configuration")
+    MixedScheduler::new(8192, u64::from(RUNNING), 1 << 22).expect("a valid configuration")
 }
 
-/// As [`exclusive_add`].
+/// Add requests of different lengths, so that they neither start nor finish together.
 fn mixed_add(scheduler: &mut MixedScheduler, count: u32, max_new: u32) {
     for i in 0..u64::from(count) {
         let max_new = u64::from(max_new) + i % 64;
@@ -190,7 +191,7 @@ fn mixed_add(scheduler: &mut MixedScheduler, count: u32, max_new: u32) {
     }
 }
 
-/// Returns how many were scheduled.
+/// Plan and complete one step, and return the number of scheduled requests.
 fn mixed_step(scheduler: &mut MixedScheduler) -> usize {
     let count = scheduler.schedule().len();
     scheduler.complete().expect("a completion");
@@ -215,7 +216,7 @@ fn mixed_drain() {
     assert_eq!(scheduler.num_waiting(), 0);
 }
 
-/// Three requests arrive together every 600 ms, each with 100 to 2,000 outputs.
+/// Replay a workload in which three requests arrive together every 600 ms, each with 100 to 2,000 output tokens.
 fn replay_workload(scheduler: Scheduler) {
     let arrival = |i: u32| Arrival {
         at: u64::from(i / 3) * 600_000_000,
@@ -228,6 +229,6 @@ fn replay_workload(scheduler: Scheduler) {
     let options = sim::Options::default();
     let observer = &mut |_| std::ops::ControlFlow::Continue(());
     let report = measured(|| replay(&workload, scheduler, &config(96), &cost, options, observer));
-    let report = report.expect("a good workload").expect("nobody breaks off");
+    let report = report.expect("a valid workload").expect("the observer never stops the replay");
     assert_eq!(report.summary.rejected, 0);
 }

@@ -1,8 +1,8 @@
 //! Configuration of the exclusive scheduler.
 //!
 //! `fields` declares every field once: name, type, bounds, default, meaning, and the vLLM flag that sets it.
-//! [`RawConfig`], [`Config`], [`FIELDS`] and the Python class are derived from the declaration. `rules` holds what a
-//! declaration cannot say: bounds between fields, and the bucket lists.
+//! [`RawConfig`], [`Config`], [`FIELDS`] and the Python class are derived from the declaration. `rules` has the checks
+//! that a declaration cannot express: bounds between fields, and the bucket lists.
 
 mod bucket;
 mod check;

@@ -1,20 +1,20 @@
-//! What a caller can do wrong.
+//! Errors that a caller can cause.
 
 use std::fmt;
 
-/// One bad value: the field, what was given, and what is expected.
+/// A bad value: the field, the value and the expectation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Name of the field as the caller knows it.
+    /// Name of the field in the caller's API.
     pub field: &'static str,
-    /// The bad value, printed.
+    /// The bad value as text.
     pub value: String,
-    /// What would have been right.
+    /// The values that are accepted.
     pub expected: String,
 }
 
 impl Fault {
-    /// A fault of `field`, which was given as `value`.
+    /// Return the fault of a `field` that has the bad `value`.
     pub fn new(field: &'static str, value: impl fmt::Display, expected: impl Into<String>) -> Self {
         Self { field, value: value.to_string(), expected: expected.into() }
     }
@@ -26,44 +26,45 @@ impl fmt::Display for Fault {
     }
 }
 
-/// A refused call. Nothing was changed.
+/// The reason why a call was refused. A refused call changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// One or more bad values, all that were found.
+    /// Every bad value that was found, at least one.
     Invalid(Vec<Fault>),
-    /// A bad value in one of several rows.
+    /// A bad value in one row of a batch.
     Row {
-        /// Position of the row.
+        /// Position of the row in the batch.
         at: usize,
-        /// What is wrong with it.
+        /// The bad value.
         fault: Fault,
     },
-    /// A request whose prompt alone is longer than the model takes.
+    /// A request with a prompt longer than `max_model_len`.
     PromptTooLong {
-        /// Tokens of the prompt.
+        /// Length of the prompt, in tokens.
         prompt: u64,
-        /// The longest sequence of the model.
+        /// Length of the longest sequence, in tokens.
         max_model_len: u64,
     },
-    /// A request whose worst case is larger than the whole KV cache: waiting would never help.
+    /// A request with a worst case larger than the whole KV cache, so that it can never be admitted.
     NeverFits {
-        /// What the request needs at worst.
+        /// Worst case of the request, in `unit`.
         needed: u64,
-        /// What the whole cache holds.
+        /// Size of the whole KV cache, in `unit`.
         usable: u64,
         /// `"blocks"` or `"tokens"`.
         unit: &'static str,
     },
-    /// A step or plan that is not the one whose completion is due: an old, void, foreign or changed one.
+    /// A step or plan that is not the next to complete: it was completed or replaced already, or an earlier step is
+    /// still in flight.
     NotDue(&'static str),
-    /// A planned step that breaks the rules of the hardware; names the rows and the counts.
-    Violation(String),
-    /// A conservation law that does not hold: a fault of the core.
-    Broken(String),
+    /// A step that no compiled graph can run; the message names the request and the counts.
+    BadStep(String),
+    /// A violated invariant; always a bug in the core.
+    InvariantViolated(String),
 }
 
 impl Error {
-    /// The error of a single bad value.
+    /// Return [`Error::Invalid`] with a single bad value.
     pub fn invalid(field: &'static str, value: impl fmt::Display, expected: impl Into<String>) -> Self {
         Self::Invalid(vec![Fault::new(field, value, expected)])
     }
@@ -86,10 +87,11 @@ impl fmt::Display for Error {
                 write!(f, "prompt: {prompt} tokens: expected at most max_model_len = {max_model_len}")
             }
             Self::NeverFits { needed, usable, unit } => {
-                write!(f, "kv: {needed} {unit} at worst: expected at most the {usable} {unit} of the whole cache")
+                write!(f, "kv: {needed} {unit} in the worst case: expected at most {usable} {unit}, the whole KV cache")
             }
-            Self::NotDue(why) => f.write_str(why),
-            Self::Violation(what) | Self::Broken(what) => f.write_str(what),
+            Self::NotDue(text) => f.write_str(text),
+            Self::BadStep(text) => f.write_str(text),
+            Self::InvariantViolated(invariant) => write!(f, "invariant violated: {invariant}"),
         }
     }
 }

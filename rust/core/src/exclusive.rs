@@ -1,12 +1,17 @@
 //! The exclusive scheduler: each step is all prefill or all decode, padded to a compiled size.
 //!
-//! It composes the decision objects ([`Ledger`], [`Phase`], [`Chunker`], [`Buckets`]) over a queue and a
-//! KV cache of its own. Planning admits and allocates at once; counts move when a step is completed, so a
-//! step that was not completed may be planned again. One step may be planned ahead of a pending one, on
-//! the counts that the pending one will leave behind.
+//! It composes the decision objects [`Ledger`], [`Phase`], [`Chunker`] and [`Buckets`] over its own queue and KV cache.
+//! Planning admits requests and allocates blocks at once. The counts of a request change only when a step is completed,
+//! so a step that was not completed can be planned again. One step can be planned ahead of the step in flight, from the
+//! counts that the step in flight will leave.
 //!
-//! Cost: a decode step moves one clock for all that decode, and looks at those that end or need a block; it
-//! never looks at who waits. What a request needs only when it starts or ends stays out of its columns.
+//! A decode step moves one clock for all decoding requests and visits only those that end or need a block. It never
+//! visits the waiting requests.
+//!
+//! [`Ledger`]: crate::decide::Ledger
+//! [`Phase`]: crate::decide::Phase
+//! [`Chunker`]: crate::decide::Chunker
+//! [`Buckets`]: crate::config::Buckets
 
 mod blocks_due;
 mod complete;

@@ -1,9 +1,9 @@
-//! Tensors of compiled shapes: which shape the rows of a step get, and what every element of it is.
+//! Padded tensors: the compiled shape of a step, and the value of every element.
 //!
-//! A graph runs one shape, so a step is padded to it, and padding must neither reach the KV cache nor change a
-//! result. Whatever writes the data writes the padding too, in one pass over memory that is used again: nothing
-//! of an earlier step survives, and nothing is allocated. Rows come from a scheduler that vouches for them, or
-//! from a caller, and then they are checked first ([`Layout::check_prefill`], [`Layout::check_decode`]).
+//! A graph runs one shape, so a step is padded to it. Padding must neither reach the KV cache nor change a result.
+//! One pass writes data and padding into reused memory: no element of an earlier step survives, and nothing is
+//! allocated. The rows of a scheduler's step are valid by construction; the rows of any other caller are checked first
+//! ([`Layout::check_prefill`], [`Layout::check_decode`]).
 
 mod check;
 mod layout;

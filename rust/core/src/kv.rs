@@ -1,4 +1,4 @@
-//! The KV cache: which blocks are free, which block holds which content, and the two together.
+//! The KV cache: the block pool, the prefix index from content to blocks, and the cache that combines the two.
 
 mod block_pool;
 mod cache;

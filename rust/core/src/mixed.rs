@@ -1,13 +1,15 @@
 //! The token-budget scheduler, for hardware that may mix prefill and decode in one batch.
 //!
-//! A step spends at most `token_budget` tokens: one for everybody who decodes, then the rest of prompts in
-//! progress, then waiting requests in order of arrival, each oldest first. A request is admitted with room
-//! for its whole prompt and all its outputs in the KV cache, so nobody is ever evicted.
+//! A step has at most `token_budget` tokens: one for each decoding request, then the rest of the prompts in progress, then
+//! prompts of waiting requests, each oldest first. A request is admitted if the KV cache can hold its whole prompt and all
+//! its outputs beside the reservations, so no request is ever preempted.
 //!
-//! Steps that repeat are not worked out again: while everybody who runs decodes, and nobody ends or can be
-//! admitted, the plan stays as it is and completing it only counts.
+//! Identical steps are not planned again: while every running request decodes, none finishes and none can be admitted,
+//! the plan stays and completing it only changes counts.
 
+mod complete;
 mod invariants;
+mod plan;
 mod request;
 mod scheduler;
 mod step;

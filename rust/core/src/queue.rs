@@ -1,21 +1,23 @@
-//! The waiting queue. Order is decided here and nowhere else: first come first served, or by priority.
+//! The waiting queue, first come first served or by priority. No other module decides the order of requests.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::request::Row;
 
-/// First come, first served. Constant-time push and pop; removing from the middle leaves a gap that is
-/// closed later, so that a burst of cancellations costs no more than the queue is long.
+/// First-come-first-served queue.
+///
+/// Push and pop take constant time. Removing a request from the middle leaves a gap, and all gaps are closed once they
+/// are more than half of the entries, so that a burst of cancellations costs no more than the length of the queue.
 #[derive(Clone, Debug, Default)]
 pub struct Fifo {
-    /// In order of arrival; `None` where a request left from the middle. The first entry is never a gap.
+    /// Ticket and request in order of arrival; `None` marks a gap. The first entry is never a gap.
     entries: VecDeque<(u64, Option<Row>)>,
     gaps: usize,
     next: u64,
 }
 
 impl Fifo {
-    /// Appends `row` and returns its ticket, with which it can be removed.
+    /// Append `row` and return its ticket, by which [`Fifo::remove`] finds it.
     pub fn push(&mut self, row: Row) -> u64 {
         let ticket = self.next;
         self.next += 1;
@@ -23,19 +25,19 @@ impl Fifo {
         ticket
     }
 
-    /// The oldest request.
+    /// Return the oldest request.
     pub fn head(&self) -> Option<Row> {
         self.entries.front().and_then(|&(_, row)| row)
     }
 
-    /// Takes the oldest request out.
+    /// Remove and return the oldest request.
     pub fn pop(&mut self) -> Option<Row> {
         let (_, row) = self.entries.pop_front()?;
         self.trim();
         row
     }
 
-    /// Removes the request that was pushed under `ticket`; `false` when it is no longer here.
+    /// Remove the request with `ticket`. Returns `false` if the request is no longer queued.
     pub fn remove(&mut self, ticket: u64) -> bool {
         let Ok(i) = self.entries.binary_search_by_key(&ticket, |&(t, _)| t) else { return false };
         if self.entries[i].1.take().is_none() {
@@ -49,17 +51,17 @@ impl Fifo {
         true
     }
 
-    /// Number of requests that wait.
+    /// Number of waiting requests.
     pub fn len(&self) -> usize {
         self.entries.len() - self.gaps
     }
 
-    /// Whether nobody waits.
+    /// Whether no request is waiting.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The request at `position`, counted from the oldest. Closes the gaps first.
+    /// Return the request at `position`, where 0 is the oldest. Closes the gaps first.
     pub fn get(&mut self, position: usize) -> Option<Row> {
         if self.gaps > 0 {
             self.close_gaps();
@@ -67,16 +69,17 @@ impl Fifo {
         self.entries.get(position).and_then(|&(_, row)| row)
     }
 
-    /// All that wait, oldest first.
+    /// Return all waiting requests, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = Row> + '_ {
         self.entries.iter().filter_map(|&(_, row)| row)
     }
 
-    /// Bytes of memory held, spare room included.
+    /// Bytes of heap memory held, unused capacity included.
     pub fn heap_bytes(&self) -> usize {
         self.entries.capacity() * size_of::<(u64, Option<Row>)>()
     }
 
+    /// Drop the gaps at the front.
     fn trim(&mut self) {
         while let Some((_, None)) = self.entries.front() {
             self.entries.pop_front();
@@ -90,17 +93,17 @@ impl Fifo {
     }
 }
 
-/// How waiting requests are ordered.
+/// Order of the waiting requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Policy {
     /// First come, first served.
     #[default]
     Fcfs,
-    /// The lower number first, ties in order of arrival.
+    /// Lower priority numbers first, ties in order of arrival.
     Priority,
 }
 
-/// Where a request stands in a [`Queue`]: what [`Queue::remove`] wants back.
+/// Arrival number of a request in a [`Queue`], by which [`Queue::remove`] finds it.
 pub type Ticket = u64;
 
 /// The waiting queue under either policy.
@@ -108,17 +111,17 @@ pub type Ticket = u64;
 pub enum Queue {
     /// First come, first served.
     Fcfs(Fifo),
-    /// By priority; the second part of the key is the order of arrival.
+    /// By priority, ties in order of arrival.
     Priority {
-        /// Who waits, best first.
+        /// Waiting requests by priority and ticket.
         entries: BTreeMap<(i64, Ticket), Row>,
-        /// The ticket of the next arrival.
+        /// Ticket of the next arrival.
         next: Ticket,
     },
 }
 
 impl Queue {
-    /// An empty queue.
+    /// Return an empty queue with that order.
     pub fn new(policy: Policy) -> Self {
         match policy {
             Policy::Fcfs => Self::Fcfs(Fifo::default()),
@@ -126,7 +129,7 @@ impl Queue {
         }
     }
 
-    /// Adds a request and returns its ticket.
+    /// Add a request and return its ticket. `priority` is ignored under [`Policy::Fcfs`].
     pub fn push(&mut self, row: Row, priority: i64) -> Ticket {
         match self {
             Self::Fcfs(fifo) => fifo.push(row),
@@ -139,7 +142,7 @@ impl Queue {
         }
     }
 
-    /// Who is next.
+    /// Return the head, the next request in queue order.
     pub fn head(&self) -> Option<Row> {
         match self {
             Self::Fcfs(fifo) => fifo.head(),
@@ -147,7 +150,7 @@ impl Queue {
         }
     }
 
-    /// Takes the next one out.
+    /// Remove and return the head.
     pub fn pop(&mut self) -> Option<Row> {
         match self {
             Self::Fcfs(fifo) => fifo.pop(),
@@ -155,7 +158,7 @@ impl Queue {
         }
     }
 
-    /// Removes the request of that priority and ticket; `false` when it is no longer here.
+    /// Remove the request with that priority and ticket. Returns `false` if the request is no longer queued.
     pub fn remove(&mut self, priority: i64, ticket: Ticket) -> bool {
         match self {
             Self::Fcfs(fifo) => fifo.remove(ticket),
@@ -163,7 +166,7 @@ impl Queue {
         }
     }
 
-    /// Number of requests that wait.
+    /// Number of waiting requests.
     pub fn len(&self) -> usize {
         match self {
             Self::Fcfs(fifo) => fifo.len(),
@@ -171,13 +174,13 @@ impl Queue {
         }
     }
 
-    /// Whether nobody waits.
+    /// Whether no request is waiting.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes of memory held, spare room included; an upper estimate where the queue is a tree, whose nodes
-    /// are at least half full.
+    /// Bytes of heap memory held, unused capacity included. Under [`Policy::Priority`] it is an upper bound, since the
+    /// nodes of the tree are at least half full.
     pub fn heap_bytes(&self) -> usize {
         match self {
             Self::Fcfs(fifo) => fifo.heap_bytes(),
@@ -185,7 +188,7 @@ impl Queue {
         }
     }
 
-    /// The first `count` that wait, best first.
+    /// Return the first `count` waiting requests, in queue order.
     pub fn first(&self, count: usize) -> impl Iterator<Item = Row> + '_ {
         let (fifo, entries) = match self {
             Self::Fcfs(fifo) => (Some(fifo.iter()), None),
@@ -198,15 +201,15 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::Rows;
+    use crate::request::Slab;
 
     fn rows(n: usize) -> Vec<Row> {
-        let mut slab = Rows::default();
+        let mut slab = Slab::default();
         (0..n).map(|_| slab.insert(())).collect()
     }
 
     #[test]
-    fn fifo_keeps_order_over_removals() {
+    fn fifo_keeps_its_order_when_requests_are_removed() {
         let rows = rows(6);
         let mut queue = Fifo::default();
         let tickets: Vec<u64> = rows.iter().map(|&row| queue.push(row)).collect();
@@ -224,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn priority_lower_number_first_then_arrival() {
+    fn lower_priority_numbers_come_first_then_earlier_arrivals() {
         let rows = rows(4);
         let mut queue = Queue::new(Policy::Priority);
         let tickets: Vec<Ticket> = [5, 3, 0, 3].iter().zip(&rows).map(|(&p, &row)| queue.push(row, p)).collect();

@@ -1,13 +1,14 @@
-//! Requests as the core knows them: a compact handle, the slab that handles point into, and the prompt.
+//! A request as the core sees it: a compact handle, the slab that the handle indexes, and the prompt.
 
 use crate::error::Error;
 
-/// The largest count of tokens, requests or blocks that anything may name: positions and token ids travel
-/// as 32-bit signed integers.
+/// Largest count of tokens, requests or blocks, and largest token id: tensors hold positions and token ids as int32.
 pub const TOKENS_MAX: u32 = i32::MAX as u32;
 
-/// Handle of a request in one scheduler. A stale handle (its request is gone) never finds a newer
-/// request, since the generation of a reused place differs.
+/// Handle of a request in one scheduler.
+///
+/// The handle of a removed request is stale and never finds a newer request: each use of an index has its own
+/// generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Row {
     index: u32,
@@ -15,115 +16,117 @@ pub struct Row {
 }
 
 impl Row {
-    /// The place in tables that the caller keeps beside the scheduler: below the number of requests that
-    /// were ever alive together, used again once a request is gone.
+    /// Index for tables that the caller keeps beside the scheduler.
+    ///
+    /// It is smaller than the largest number of requests that were alive at once, and is reused after the request is
+    /// removed.
     pub fn index(self) -> usize {
         self.index as usize
     }
 
-    /// The handle as a number, for callers who keep it outside; [`Row::from_bits`] is its inverse.
+    /// Return the handle as an integer, for callers that store it outside Rust. [`Row::from_bits`] is the inverse.
     pub fn to_bits(self) -> u64 {
         u64::from(self.generation) << 32 | u64::from(self.index)
     }
 
-    /// The handle that [`Row::to_bits`] gave; another number is a handle that finds nothing.
+    /// Return the handle that [`Row::to_bits`] encoded. Any other number gives a handle that finds no request.
     pub fn from_bits(bits: u64) -> Self {
-        #[allow(clippy::cast_possible_truncation, reason = "the two halves")]
+        #[allow(clippy::cast_possible_truncation, reason = "the two halves of the number")]
         let (index, generation) = (bits as u32, (bits >> 32) as u32);
         Self { index, generation }
     }
 }
 
-/// A slab: constant-time insert, look-up and removal, no move of what stays.
+/// Values by handle, with insertion, look-up and removal in constant time.
 #[derive(Clone, Debug)]
-pub struct Rows<T> {
-    slots: Vec<Slot<T>>,
+pub struct Slab<T> {
+    entries: Vec<Entry<T>>,
     free: Vec<u32>,
 }
 
 #[derive(Clone, Debug)]
-struct Slot<T> {
+struct Entry<T> {
     generation: u32,
     value: Option<T>,
 }
 
-impl<T> Default for Rows<T> {
+impl<T> Default for Slab<T> {
     fn default() -> Self {
-        Self { slots: Vec::new(), free: Vec::new() }
+        Self { entries: Vec::new(), free: Vec::new() }
     }
 }
 
-impl<T> Rows<T> {
-    /// Keeps `value` and returns its handle.
+impl<T> Slab<T> {
+    /// Insert `value` and return its handle.
     pub fn insert(&mut self, value: T) -> Row {
         if let Some(index) = self.free.pop() {
-            let slot = &mut self.slots[index as usize];
-            slot.value = Some(value);
-            return Row { index, generation: slot.generation };
+            let entry = &mut self.entries[index as usize];
+            entry.value = Some(value);
+            return Row { index, generation: entry.generation };
         }
-        let index = u32::try_from(self.slots.len()).expect("fewer than 2^32 live requests");
-        self.slots.push(Slot { generation: 0, value: Some(value) });
+        let index = u32::try_from(self.entries.len()).expect("fewer than 2^32 live requests");
+        self.entries.push(Entry { generation: 0, value: Some(value) });
         Row { index, generation: 0 }
     }
 
-    /// The value behind `row`, or `None` when it is gone.
+    /// Return the value of `row`, or `None` if it was removed.
     pub fn get(&self, row: Row) -> Option<&T> {
-        let slot = self.slots.get(row.index())?;
-        if slot.generation == row.generation { slot.value.as_ref() } else { None }
+        let entry = self.entries.get(row.index())?;
+        if entry.generation == row.generation { entry.value.as_ref() } else { None }
     }
 
-    /// As [`Rows::get`], to change.
+    /// Return the value of `row` for mutation, or `None` if it was removed.
     pub fn get_mut(&mut self, row: Row) -> Option<&mut T> {
-        let slot = self.slots.get_mut(row.index())?;
-        if slot.generation == row.generation { slot.value.as_mut() } else { None }
+        let entry = self.entries.get_mut(row.index())?;
+        if entry.generation == row.generation { entry.value.as_mut() } else { None }
     }
 
-    /// Takes the value out and frees its place.
+    /// Remove and return the value of `row`, or return `None` if it was removed before. The index becomes free.
     pub fn remove(&mut self, row: Row) -> Option<T> {
-        let slot = self.slots.get_mut(row.index())?;
-        if slot.generation != row.generation {
+        let entry = self.entries.get_mut(row.index())?;
+        if entry.generation != row.generation {
             return None;
         }
-        let value = slot.value.take()?;
-        slot.generation = slot.generation.wrapping_add(1);
+        let value = entry.value.take()?;
+        entry.generation = entry.generation.wrapping_add(1);
         self.free.push(row.index);
         Some(value)
     }
 
-    /// Number of values kept.
+    /// Number of values.
     pub fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.entries.len() - self.free.len()
     }
 
-    /// Whether nothing is kept.
+    /// Whether the slab is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes of memory held by the slab itself, spare room included.
+    /// Bytes of heap memory that the slab itself holds, unused capacity included.
     pub fn heap_bytes(&self) -> usize {
-        self.slots.capacity() * size_of::<Slot<T>>() + self.free.capacity() * size_of::<u32>()
+        self.entries.capacity() * size_of::<Entry<T>>() + self.free.capacity() * size_of::<u32>()
     }
 }
 
-/// Tokens that one id of [`Prompt::Segments`] stands for, as in the Mooncake traces.
+/// Tokens of one segment of [`Prompt::Segments`], as in the Mooncake traces.
 pub const SEGMENT_TOKENS: u32 = 512;
 
-/// The largest id of a segment: a token is known by the id of its segment and its place there, in 63 bits.
+/// Largest id of a segment: the id and the token's offset in the segment together fit in 63 bits.
 pub const SEGMENT_ID_MAX: u64 = (1 << 54) - 1;
 
-/// The prompt of a request. Without contents nothing of it can be shared.
+/// The prompt of a request. Requests share KV blocks only if the contents of their prompts are known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
-    /// So many tokens, contents unknown.
+    /// Number of tokens, with unknown contents.
     Length(u32),
     /// Token ids.
     Tokens(Box<[u32]>),
-    /// Contents known by segments of [`SEGMENT_TOKENS`]: equal ids stand for equal tokens.
+    /// Ids of segments of [`SEGMENT_TOKENS`] tokens each: segments with equal ids have equal contents.
     Segments {
-        /// One id a segment; the last may be cut short by the length.
+        /// One id per segment. The prompt may end within the last segment.
         ids: Box<[u64]>,
-        /// Tokens in all.
+        /// Number of tokens of the prompt.
         length: u32,
     },
 }
@@ -137,12 +140,12 @@ impl Prompt {
         }
     }
 
-    /// Whether there is nothing to compute.
+    /// Whether the prompt has no tokens.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Refuses an empty prompt, and ids that stand for nothing.
+    /// Return [`Error::Invalid`] if the prompt is empty, an id is out of range, or a segment has no id.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let fault = |field, value: String, expected| Err(Error::invalid(field, value, expected));
         if self.is_empty() {
@@ -167,27 +170,29 @@ impl Prompt {
         }
     }
 
-    /// A number that tells the content of the token at `at` from every other content.
-    fn content(&self, at: u32) -> Option<u64> {
+    /// Return a number that identifies the content of the token at `position`, or `None` if the content is unknown.
+    fn content(&self, position: u32) -> Option<u64> {
         match self {
             Self::Length(_) => None,
-            Self::Tokens(ids) => ids.get(at as usize).map(|&id| id.into()),
+            Self::Tokens(ids) => ids.get(position as usize).map(|&id| id.into()),
             Self::Segments { ids, length } => {
-                let id = ids.get((at / SEGMENT_TOKENS) as usize)?;
-                (at < *length).then(|| (id * u64::from(SEGMENT_TOKENS) + u64::from(at % SEGMENT_TOKENS)) | (1 << 63))
+                let id = ids.get((position / SEGMENT_TOKENS) as usize)?;
+                let offset = position % SEGMENT_TOKENS;
+                // The highest bit tells these numbers from token ids.
+                (position < *length).then(|| (id * u64::from(SEGMENT_TOKENS) + u64::from(offset)) | (1 << 63))
             }
         }
     }
 }
 
-/// What a request asks of the sampler. The scheduler only carries it.
+/// Sampling parameters of a request. The scheduler only passes them on to the tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// -1 is off.
+    /// Number of most likely tokens to sample from; -1 means all.
     pub top_k: f32,
-    /// 1 is off.
+    /// Cumulative probability of the tokens to sample from; 1 means all.
     pub top_p: f32,
-    /// 0 is greedy.
+    /// Sampling temperature; 0 means greedy.
     pub temperature: f32,
 }
 
@@ -197,32 +202,33 @@ impl Default for Sampling {
     }
 }
 
-/// Outputs of a request that asks for `max_tokens`: its sequence ends with the longest one, but it emits one
-/// token at least.
+/// Return the most output tokens of a request that asks for `max_tokens`. Prompt and outputs together have at most
+/// `max_model_len` tokens, but a request generates at least one output.
 pub fn outputs_max(prompt: u32, max_tokens: u32, max_model_len: u32) -> u32 {
     max_tokens.min(max_model_len.saturating_sub(prompt).max(1))
 }
 
-/// Stands for an output token whose id was not told.
+/// Sentinel: the caller gave no id for this output token.
 pub const UNKNOWN_TOKEN: u32 = u32::MAX;
 
-/// Prompt and outputs of one request.
+/// Prompt and outputs of one request, addressed by position.
 #[derive(Clone, Copy, Debug)]
 pub struct Sequence<'a> {
     /// The prompt.
     pub prompt: &'a Prompt,
-    /// Output token ids, [`UNKNOWN_TOKEN`] where one was not told.
+    /// Output token ids; [`UNKNOWN_TOKEN`] for an output without a known id.
     pub outputs: &'a [u32],
 }
 
 impl Sequence<'_> {
-    /// Reads the contents of `count` tokens from `start` into `tokens`; `false` when one is not known.
+    /// Write the contents of `count` tokens from position `start` into `tokens`. Returns `false` if the content of one
+    /// of them is unknown.
     pub fn read(&self, start: u32, count: u32, tokens: &mut Vec<u64>) -> bool {
         tokens.clear();
         let prompt = self.prompt.len();
-        for at in start..start + count {
-            let content = match (at as usize).checked_sub(prompt) {
-                None => self.prompt.content(at),
+        for position in start..start + count {
+            let content = match (position as usize).checked_sub(prompt) {
+                None => self.prompt.content(position),
                 Some(output) => self.outputs.get(output).filter(|&&id| id != UNKNOWN_TOKEN).map(|&id| id.into()),
             };
             let Some(content) = content else { return false };
@@ -238,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_stale_handle_finds_nothing() {
-        let mut rows = Rows::default();
+        let mut rows = Slab::default();
         let a = rows.insert('a');
         assert_eq!(rows.remove(a), Some('a'));
         let b = rows.insert('b');

@@ -1,33 +1,35 @@
-//! Replay of a workload on a virtual clock: the real schedulers decide, a [`Cost`] says how long each
-//! step takes, and nothing sleeps.
+//! Replay of a workload on a virtual clock: the schedulers of this crate plan, and a [`Cost`] gives the duration of
+//! each step.
 //!
-//! Times are whole nanoseconds from the earliest arrival. Requests that arrive together are served in the
-//! order in which they are given, one that arrives at the very end of a step is seen by the next decision,
-//! and idle time is jumped over. So is a run of decode steps that are certain to be equal; what comes out
-//! is the same as if each had been taken by itself.
+//! Times are whole nanoseconds from the earliest arrival, called time zero. Requests with equal arrival times are added
+//! in the order of the workload. A request that arrives exactly when a step ends is added before the next step is
+//! planned. Idle time is skipped. A run of identical decode steps is completed in one call; the report is the same as
+//! if each step were completed by itself.
 //!
-//! Rejected: a clock in floats (ties between an arrival and the end of a step would depend on rounding),
-//! and a list of all gaps between tokens (equal gaps are counted instead).
+//! Rejected: a floating-point clock (rounding would decide ties between an arrival and the end of a step), and a list
+//! of all inter-token latencies (equal ones are counted instead).
 
 mod cost;
+mod counters;
 pub mod decimal;
+mod distribution;
 mod drive;
 mod engine;
 mod exclusive;
 mod mixed;
 mod options;
+mod refusal;
 mod replay;
 mod report;
-mod spread;
 mod steps;
-mod tally;
 mod workload;
 
 pub use cost::Cost;
+pub use counters::Bucket;
+pub use distribution::Distribution;
 pub use options::{Options, Progress, Scheduler};
+pub use refusal::Refusal;
 pub use replay::replay;
-pub use report::{Record, Refusal, Report, StepCounts, Summary, TokenCounts};
-pub use spread::Spread;
+pub use report::{Record, Report, StepCounts, Summary, TokenCounts};
 pub use steps::{Entry, Recorded, Steps};
-pub use tally::Bucket;
 pub use workload::Arrival;

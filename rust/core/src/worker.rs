@@ -1,19 +1,19 @@
-//! What a worker knows of the requests that an engine's scheduler lets it run: tokens, KV blocks, sampling.
+//! The requests of a worker: the tokens, KV blocks and sampling parameters that a step's tensors are filled from.
 //!
-//! Such a scheduler tells a request once, and from then on only what is new. The worker keeps the rest, adds the
-//! tokens that were sampled, and so has every row of a step as the tensors want it ([`crate::fill`]).
+//! An engine's scheduler sends a request in full once, and afterwards only what has changed. The worker keeps the rest
+//! and appends the sampled tokens, so that each row of a step is complete when it is filled ([`crate::fill`]).
 //!
-//! A step is checked whole before anything is changed: [`Worker::plan`] answers what it would be, and
-//! [`Worker::commit`], which cannot fail, does it. Counts and positions are the scheduler's: what it takes back,
-//! the worker forgets. Several steps may be in flight, so a token may be unknown when the step that computes it
-//! is filled; and a request that ended, or was set back, has no more to do with the steps that were filled before.
+//! A step is checked as a whole before any state changes: [`Worker::plan`] checks it, and [`Worker::commit`], which
+//! cannot fail, applies it. The scheduler's counts and positions are authoritative: outputs that the scheduler has
+//! discarded are dropped. Several steps may be in flight, so the token that a step computes may be unknown when the
+//! step is filled. The output of a step for a request that has finished or was reset since is ignored.
 
 mod check;
-mod message;
 mod plan;
 mod request;
+mod scheduled;
 mod state;
 
-pub use message::{Told, ToldRow, Who};
 pub use plan::Plan;
+pub use scheduled::{RequestUpdate, ScheduledRow, ScheduledStep};
 pub use state::Worker;

@@ -1,7 +1,7 @@
-//! Steady decode asks the allocator for nothing.
+//! Decode steps and fills allocate no memory.
 //!
-//! Only in optimised builds (`make instructions`): a debug build verifies the conservation laws after every
-//! step, with lists of its own.
+//! Compiled only in optimised builds (`make instructions`): a debug build checks the invariants after every step, and
+//! the check allocates.
 #![cfg(not(debug_assertions))]
 
 mod support;
@@ -20,36 +20,37 @@ const REQUESTS: u32 = 40;
 const STEPS: u32 = 500;
 
 thread_local! {
-    static ASKED: Cell<u64> = const { Cell::new(0) };
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The system's allocator, which counts what this thread asks for.
+/// The system allocator, with a count of the allocations of each thread.
 struct Counting;
 
-// SAFETY: every call is handed on to the system's allocator as it came.
+// SAFETY: every call is passed on to the system allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ASKED.set(ASKED.get() + 1);
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
         unsafe { System.alloc(layout) }
     }
 
-    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
-        unsafe { System.dealloc(place, layout) }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        unsafe { System.dealloc(pointer, layout) }
     }
 
-    unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ASKED.set(ASKED.get() + 1);
-        unsafe { System.realloc(place, layout, size) }
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        unsafe { System.realloc(pointer, layout, size) }
     }
 }
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-fn asked(work: impl FnOnce()) -> u64 {
-    let before = ASKED.get();
+/// Return the number of allocations that `work` makes.
+fn allocations(work: impl FnOnce()) -> u64 {
+    let before = ALLOCATIONS.get();
     work();
-    ASKED.get() - before
+    ALLOCATIONS.get() - before
 }
 
 fn config() -> Config {
@@ -64,7 +65,8 @@ fn config() -> Config {
     Config::resolve(&raw).unwrap()
 }
 
-fn decoding(prompt: &Prompt) -> ExclusiveScheduler {
+/// Return a scheduler with `REQUESTS` waiting requests.
+fn waiting(prompt: &Prompt) -> ExclusiveScheduler {
     let mut scheduler = ExclusiveScheduler::new(&config());
     for _ in 0..REQUESTS {
         let prompt = prompt.clone();
@@ -80,6 +82,7 @@ fn decoding(prompt: &Prompt) -> ExclusiveScheduler {
     scheduler
 }
 
+/// Plan and complete one step, and return its kind.
 fn step(scheduler: &mut ExclusiveScheduler, tokens: &[Option<u32>]) -> Kind {
     let planned = scheduler.schedule(Options::default()).unwrap();
     let (id, kind, rows) = (planned.id(), planned.kind(), planned.rows().len());
@@ -91,10 +94,10 @@ fn step(scheduler: &mut ExclusiveScheduler, tokens: &[Option<u32>]) -> Kind {
 #[test]
 fn exclusive_decode_allocates_nothing() {
     for (prompt, tokens) in [(Prompt::Length(50), vec![]), (Prompt::Tokens((0..50).collect()), vec![Some(7); 40])] {
-        let mut scheduler = decoding(&prompt);
+        let mut scheduler = waiting(&prompt);
         while step(&mut scheduler, &tokens) == Kind::Prefill {}
         step(&mut scheduler, &tokens);
-        let count = asked(|| (0..STEPS).for_each(|_| assert_eq!(step(&mut scheduler, &tokens), Kind::Decode)));
+        let count = allocations(|| (0..STEPS).for_each(|_| assert_eq!(step(&mut scheduler, &tokens), Kind::Decode)));
         assert_eq!(count, 0, "{prompt:?}");
     }
 }
@@ -103,11 +106,11 @@ fn exclusive_decode_allocates_nothing() {
 fn filling_allocates_nothing() {
     let layout = TensorLayout::new(&config(), None).unwrap();
     let mut memory = support::Memory::new(&layout, Shape::Prefill { tokens: 128 });
-    let mut scheduler = decoding(&Prompt::Tokens((0..50).collect()));
+    let mut scheduler = waiting(&Prompt::Tokens((0..50).collect()));
     let planned = scheduler.schedule(Options::default()).unwrap().clone();
     let row = |at| scheduler.prefill_row(&planned, at).unwrap();
-    assert_eq!(asked(|| memory.prefill().write(&layout, (0..planned.rows().len()).map(row))), 0);
-    assert_eq!((memory.ids[0][49], memory.wide[1][50]), (49, -1));
+    assert_eq!(allocations(|| memory.prefill().write(&layout, (0..planned.rows().len()).map(row))), 0);
+    assert_eq!((memory.ids[0][49], memory.int64[1][50]), (49, -1));
 
     while step(&mut scheduler, &[Some(7)]) == Kind::Prefill && scheduler.num_waiting() > 0 {}
     let planned = scheduler.schedule(Options::default()).unwrap().clone();
@@ -117,8 +120,8 @@ fn filling_allocates_nothing() {
         scheduler.check_decodes(&planned, None).unwrap();
         memory.decode().write(&layout, scheduler.decode_rows(&planned, None));
     };
-    assert_eq!(asked(fill), 0);
-    assert_eq!((rows, &memory.ids[0][..], memory.wide[0][39]), (40, &[7; 40][..], 50));
+    assert_eq!(allocations(fill), 0);
+    assert_eq!((rows, &memory.ids[0][..], memory.int64[0][39]), (40, &[7; 40][..], 50));
 }
 
 #[test]
@@ -132,5 +135,5 @@ fn mixed_decode_allocates_nothing() {
         scheduler.complete().unwrap().len()
     };
     (0..3).for_each(|_| assert!(step() > 0));
-    assert_eq!(asked(|| (0..STEPS).for_each(|_| assert_eq!(step(), REQUESTS as usize))), 0);
+    assert_eq!(allocations(|| (0..STEPS).for_each(|_| assert_eq!(step(), REQUESTS as usize))), 0);
 }

@@ -1,4 +1,4 @@
-//! The exclusive scheduler on small cases with known numbers.
+//! The exclusive scheduler on small cases with known results.
 
 use std::sync::Arc;
 
@@ -36,10 +36,10 @@ fn tokens(prompt: impl IntoIterator<Item = u32>, max_tokens: u32) -> NewRequest 
     NewRequest { prompt: Prompt::Tokens(prompt.into_iter().collect()), ..length(1, max_tokens) }
 }
 
-/// Kind, (row index, tokens) of each row, padded size.
+/// Kind of a step, (row index, tokens) of each row, padded size.
 type Planned = (Kind, Vec<(usize, u32)>, u32);
 
-/// Runs to the end with token ids.
+/// Plan and complete steps with token ids until all requests have finished.
 fn run(scheduler: &mut ExclusiveScheduler) -> Vec<Planned> {
     let mut steps = Vec::new();
     loop {
@@ -55,7 +55,7 @@ fn run(scheduler: &mut ExclusiveScheduler) -> Vec<Planned> {
 }
 
 #[test]
-fn v22_slots_and_steps_that_do_not_divide() {
+fn v22_five_requests_run_in_four_slots_in_uneven_chunks() {
     let mut scheduler = scheduler(&config(4, 64, 256, 16, 399));
     for _ in 0..5 {
         scheduler.add(length(100, 3)).unwrap();
@@ -68,7 +68,7 @@ fn v22_slots_and_steps_that_do_not_divide() {
 }
 
 #[test]
-fn v19_prefix_hits() {
+fn v19_prefix_cache_hits_shorten_the_prefill() {
     let raw = RawConfig { prefix_caching: Some(true), ..config(4, 512, 1024, 16, 399) };
     let mut scheduler = scheduler(&raw);
     for prompt in
@@ -83,7 +83,7 @@ fn v19_prefix_hits() {
 }
 
 #[test]
-fn stop_wins_over_length_and_outputs_are_kept() {
+fn a_stop_token_wins_over_the_length_and_outputs_are_kept() {
     let mut scheduler = scheduler(&config(4, 64, 256, 16, 99));
     let stop = Box::from([7]);
     let row = scheduler.add(NewRequest { stop_token_ids: stop, ..tokens(0..10, 2) }).unwrap();
@@ -98,7 +98,7 @@ fn stop_wins_over_length_and_outputs_are_kept() {
 }
 
 #[test]
-fn a_step_ahead_assumes_that_the_pending_one_emits() {
+fn a_step_ahead_assumes_that_the_step_in_flight_emits() {
     let mut scheduler = scheduler(&config(2, 64, 256, 16, 99));
     let a = scheduler.add(length(100, 3)).unwrap();
     let ahead = Options { ahead: true, ..Options::default() };
@@ -117,15 +117,15 @@ fn a_step_ahead_assumes_that_the_pending_one_emits() {
 }
 
 #[test]
-fn why_the_head_waits() {
+fn explain_names_the_reason_why_the_head_waits() {
     let raw = RawConfig { max_consecutive_prefill_steps: Some(1), ..config(2, 64, 256, 16, 20) };
     let mut scheduler = scheduler(&raw);
     let wait = |scheduler: &ExclusiveScheduler| scheduler.explain().map(|explanation| explanation.wait);
     let step = |scheduler: &mut ExclusiveScheduler, throttle_prefills| {
         let step = Arc::clone(scheduler.schedule(Options { throttle_prefills, ahead: false }).unwrap());
-        let during = wait(scheduler);
+        let in_flight = wait(scheduler);
         scheduler.complete(step.id(), Tokens::LeftOut).unwrap();
-        (step.kind(), during, wait(scheduler))
+        (step.kind(), in_flight, wait(scheduler))
     };
     scheduler.add(length(100, 50)).unwrap();
     assert_eq!(wait(&scheduler), Some(Wait::Ready));
@@ -134,8 +134,8 @@ fn why_the_head_waits() {
     assert_eq!(step(&mut scheduler, false).1, Some(Wait::PrefillInProgress));
     assert_eq!(step(&mut scheduler, false).1, Some(Wait::Kv));
     assert_eq!(scheduler.explain().map(|e| (e.needed, e.reserved, e.usable)), Some((16, 10, 20)));
-    let big = scheduler.explain().unwrap().row;
-    scheduler.cancel(big);
+    let head = scheduler.explain().unwrap().row;
+    scheduler.cancel(head);
     scheduler.add(length(20, 50)).unwrap();
     assert_eq!(step(&mut scheduler, true), (Kind::Decode, Some(Wait::Throttled), Some(Wait::Ready)));
     scheduler.add(length(20, 50)).unwrap();
@@ -143,7 +143,7 @@ fn why_the_head_waits() {
 }
 
 #[test]
-fn jumping_over_decodes_is_stepping() {
+fn completing_several_decode_steps_at_once_equals_single_steps() {
     let build = || {
         let mut scheduler = scheduler(&config(8, 64, 256, 4, 200));
         for (prompt, outputs) in [(5, 30), (9, 17), (16, 40), (3, 21)] {

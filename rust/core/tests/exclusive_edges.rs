@@ -1,4 +1,4 @@
-//! Edges of the exclusive scheduler that the callers of its Python face cannot reach.
+//! Edge cases of the exclusive scheduler that its Python API cannot reach.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ fn request(prompt: Prompt, max_tokens: u32) -> NewRequest {
     NewRequest { prompt, max_tokens, priority: 0, stop_token_ids: Box::default(), sampling: Sampling::default() }
 }
 
-/// Plans and completes one step.
+/// Plan and complete one step, and return its kind and the computed tokens of its first row.
 fn advance(scheduler: &mut ExclusiveScheduler) -> (Kind, u32) {
     let step = Arc::clone(scheduler.schedule(Options::default()).unwrap());
     scheduler.complete(step.id(), Tokens::LeftOut).unwrap();
@@ -34,21 +34,25 @@ fn advance(scheduler: &mut ExclusiveScheduler) -> (Kind, u32) {
 }
 
 #[test]
-fn a_run_of_decode_steps_ends_where_a_prompt_is_part_done() {
+fn a_prompt_in_progress_limits_the_decode_horizon_to_1() {
     let mut s = scheduler(&RawConfig { max_consecutive_prefill_steps: Some(1), ..raw() });
     s.add(request(Prompt::Length(4), 10)).unwrap();
     assert_eq!(advance(&mut s), (Kind::Prefill, 0));
     s.add(request(Prompt::Length(20), 1)).unwrap();
     assert_eq!(advance(&mut s), (Kind::Prefill, 0));
     let step = Arc::clone(s.schedule(Options::default()).unwrap());
-    assert_eq!((step.kind(), s.decode_horizon()), (Kind::Decode, 1), "one is owed, then the prompt goes on");
+    assert_eq!(
+        (step.kind(), s.decode_horizon()),
+        (Kind::Decode, 1),
+        "one decode step is due before the prompt continues"
+    );
     assert!(s.complete_decodes(step.id(), 2).is_err());
     s.complete_decodes(step.id(), 1).unwrap();
     assert_eq!(advance(&mut s), (Kind::Prefill, 8));
 }
 
 #[test]
-fn nothing_is_certain_beside_a_step_ahead() {
+fn a_step_ahead_limits_the_decode_horizon_to_1() {
     let mut s = scheduler(&raw());
     s.add(request(Prompt::Length(4), 10)).unwrap();
     advance(&mut s);
@@ -63,7 +67,7 @@ fn nothing_is_certain_beside_a_step_ahead() {
 }
 
 #[test]
-fn segments_of_neighbouring_ids_differ_up_to_the_largest() {
+fn segments_with_adjacent_ids_share_no_blocks_up_to_the_largest_id() {
     let mut s = scheduler(&RawConfig { prefix_caching: Some(true), ..raw() });
     let segment = |id| request(Prompt::Segments { ids: Box::new([id]), length: 9 }, 1);
     let mut hits = Vec::new();

@@ -1,6 +1,6 @@
-//! The exclusive scheduler against a slow model, over random histories.
+//! The exclusive scheduler against a slow reference model, over random histories.
 //!
-//! `PROPTEST_CASES=100000 cargo nextest run --release -p neuron-sched-core exclusive_model` runs them long.
+//! `PROPTEST_CASES=100000 cargo nextest run --release -p neuron-sched-core exclusive_model` runs 100,000 histories.
 
 mod model;
 
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use neuron_sched_core::config::Config;
 use neuron_sched_core::decide::{Kind, Step};
 use neuron_sched_core::exclusive::{
-    Completion, ExclusiveScheduler, Finish, NewRequest, Options, Status as Shown, Tokens,
+    Completion, ExclusiveScheduler, Finish, NewRequest, Options, Status as ViewStatus, Tokens,
 };
 use neuron_sched_core::request::{Prompt, Row, Sampling, UNKNOWN_TOKEN};
 use proptest::prelude::*;
@@ -19,7 +19,7 @@ use proptest_state_machine::{ReferenceStateMachine, StateMachineTest, prop_state
 use model::cases::Scale;
 use model::{Emitted, Model, Status};
 
-/// One call.
+/// A call of the scheduler.
 #[derive(Clone, Debug)]
 enum Call {
     Add {
@@ -32,15 +32,15 @@ enum Call {
         throttle: bool,
         ahead: bool,
     },
-    /// Completes the pending step with these token ids, over and over; or without.
+    /// Complete the step that is due, with these token ids repeated over its rows, or without ids.
     Complete {
         tokens: Option<Vec<u32>>,
     },
-    /// Completes it with entries that may be anything.
-    CompleteBadly {
+    /// Complete the step that is due with invalid tokens.
+    CompleteInvalid {
         tokens: Vec<Option<u32>>,
     },
-    /// Completes the pending step and its equal successors, at most so many.
+    /// Complete the step that is due and at most `times - 1` identical steps after it.
     CompleteDecodes {
         times: u32,
     },
@@ -49,39 +49,40 @@ enum Call {
     },
 }
 
-/// The model, and what it answered to the last call.
+/// The model, and its answer to the last call.
 #[derive(Clone, Debug)]
 struct Reference {
     scale: Scale,
     model: Model,
     accepted: bool,
     emitted: Vec<Emitted>,
-    /// The tokens of the last completion, as the scheduler is to be given them.
+    /// The tokens argument of the last completion.
     tokens: Option<Vec<Option<u32>>>,
-    /// Whether somebody came or left since the pending step was planned.
-    disturbed: bool,
-    /// How many decode steps the last call completed at once.
-    repeated: u32,
+    /// Whether a request was added or ended since the step in flight was planned.
+    changed: bool,
+    /// Number of decode steps that the last call completed at once.
+    completed: u32,
 }
 
 impl Reference {
-    /// The entries for the pending step: a token for each row that emits.
+    /// Return the tokens argument for the step that is due: a token for each emitting row.
     fn entries(&self, ids: &[u32]) -> Vec<Option<u32>> {
-        let rows = self.model.outstanding[0].rows.iter().enumerate();
+        let rows = self.model.in_flight[0].rows.iter().enumerate();
         rows.map(|(at, row)| row.emits.then(|| ids[at % ids.len()])).collect()
     }
 
-    /// How often the pending decode step repeats itself for certain, by trying.
+    /// Return the number of identical decode steps guaranteed to follow, at most `most`, found by running a copy of the
+    /// model.
     fn repeats(&self, most: u32) -> u32 {
-        let pending = &self.model.outstanding;
-        if self.disturbed || pending.len() > 1 || pending[0].contested {
+        let in_flight = &self.model.in_flight;
+        if self.changed || in_flight.len() > 1 || in_flight[0].contested {
             return 1;
         }
         let mut model = self.model.clone();
-        let first: Vec<usize> = model.outstanding[0].rows.iter().map(|row| row.request).collect();
+        let first: Vec<usize> = model.in_flight[0].rows.iter().map(|row| row.request).collect();
         let mut times = 0;
-        while times < most && model.outstanding[0].kind == Kind::Decode {
-            if !model.outstanding[0].rows.iter().map(|row| row.request).eq(first.iter().copied()) {
+        while times < most && model.in_flight[0].kind == Kind::Decode {
+            if !model.in_flight[0].rows.iter().map(|row| row.request).eq(first.iter().copied()) {
                 break;
             }
             times += 1;
@@ -103,8 +104,8 @@ impl ReferenceStateMachine for Reference {
             accepted: false,
             emitted: Vec::new(),
             tokens: None,
-            disturbed: false,
-            repeated: 0,
+            changed: false,
+            completed: 0,
         };
         model::cases::configs().prop_map(start).boxed()
     }
@@ -119,35 +120,35 @@ impl ReferenceStateMachine for Reference {
         let schedule = throttle.prop_map(|throttle| Call::Schedule { throttle, ahead: false }).boxed();
         let ahead = throttle.prop_map(|throttle| Call::Schedule { throttle, ahead: true });
         let cancel = (0..state.model.requests.len().max(1)).prop_map(|request| Call::Cancel { request });
-        // Tokens above 1 are rare, or everything would be stopped early.
+        // Tokens from 2 can be stop tokens. They are rare, so that most requests run to their length.
         let token = prop_oneof![12 => 0..2_u32, 1 => 2..5_u32];
         let ids = proptest::collection::vec(token.clone(), 1..5);
         let complete = proptest::option::weighted(0.7, ids).prop_map(|tokens| Call::Complete { tokens });
-        let badly = proptest::collection::vec(proptest::option::of(token), 0..4);
-        let badly = badly.prop_map(|tokens| Call::CompleteBadly { tokens });
+        let invalid = proptest::collection::vec(proptest::option::of(token), 0..4);
+        let invalid = invalid.prop_map(|tokens| Call::CompleteInvalid { tokens });
         let decodes = (1..6_u32).prop_map(|times| Call::CompleteDecodes { times });
-        if state.model.outstanding.is_empty() {
+        if state.model.in_flight.is_empty() {
             prop_oneof![6 => add, 8 => schedule, 2 => ahead, 1 => cancel].boxed()
         } else {
-            prop_oneof![3 => add, 1 => schedule, 4 => ahead, 10 => complete, 3 => decodes, 1 => badly, 1 => cancel]
+            prop_oneof![3 => add, 1 => schedule, 4 => ahead, 10 => complete, 3 => decodes, 1 => invalid, 1 => cancel]
                 .boxed()
         }
     }
 
     fn preconditions(state: &Self, call: &Call) -> bool {
-        let pending = state.model.outstanding.first();
-        let told = |step: &model::Step| {
+        let due = state.model.in_flight.first();
+        let needs_tokens = |step: &model::Step| {
             step.rows.iter().any(|row| {
                 let request = &state.model.requests[row.request];
-                row.emits && request.told() && request.status == Status::Running
+                row.emits && request.needs_tokens() && request.status == Status::Running
             })
         };
         match call {
             Call::Add { .. } | Call::Schedule { .. } => true,
             Call::Cancel { request } => *request < state.model.requests.len(),
-            Call::Complete { tokens } => pending.is_some_and(|step| tokens.is_some() || !told(step)),
-            Call::CompleteBadly { tokens } => pending.is_some() && !state.model.accepts(Some(tokens)),
-            Call::CompleteDecodes { .. } => pending.is_some_and(|step| step.kind == Kind::Decode && !told(step)),
+            Call::Complete { tokens } => due.is_some_and(|step| tokens.is_some() || !needs_tokens(step)),
+            Call::CompleteInvalid { tokens } => due.is_some() && !state.model.accepts(Some(tokens)),
+            Call::CompleteDecodes { .. } => due.is_some_and(|step| step.kind == Kind::Decode && !needs_tokens(step)),
         }
     }
 
@@ -155,50 +156,51 @@ impl ReferenceStateMachine for Reference {
         match call {
             Call::Add { prompt, max_tokens, priority, stop } => {
                 state.accepted = state.model.add(prompt.clone(), *max_tokens, *priority, stop.clone());
-                state.disturbed = true;
+                state.changed = true;
             }
             &Call::Schedule { throttle, ahead } => {
-                let alone = !ahead || state.model.outstanding.is_empty();
+                let only_step = !ahead || state.model.in_flight.is_empty();
                 state.accepted = state.model.schedule(throttle, ahead).is_some();
-                state.disturbed &= !alone;
+                state.changed &= !only_step;
             }
             Call::Complete { tokens } => {
                 state.tokens = tokens.as_ref().map(|ids| state.entries(ids));
                 state.emitted = state.model.complete(state.tokens.as_deref());
-                state.disturbed = true;
+                state.changed = true;
             }
-            Call::CompleteBadly { .. } => {}
+            Call::CompleteInvalid { .. } => {}
             &Call::CompleteDecodes { times } => {
                 let times = state.repeats(times);
-                state.repeated = times;
+                state.completed = times;
                 for more in (0..times).rev() {
                     state.emitted = state.model.complete(None);
                     if more > 0 {
                         state.model.schedule(false, false);
                     }
                 }
-                state.disturbed = true;
+                state.changed = true;
             }
             Call::Cancel { request } => {
                 state.accepted = state.model.cancel(*request);
-                state.disturbed = true;
+                state.changed = true;
             }
         }
         state
     }
 }
 
-/// The scheduler, and the rows under which it knows the requests of the model.
+/// The scheduler under test, and the rows of the model's requests.
 struct Subject {
     scheduler: ExclusiveScheduler,
     rows: Vec<Row>,
+    /// Steps in flight, the one that is due first.
     steps: Vec<Arc<Step>>,
-    disturbed: bool,
+    changed: bool,
 }
 
 impl Subject {
     fn new(config: &Config) -> Self {
-        Self { scheduler: ExclusiveScheduler::new(config), rows: Vec::new(), steps: Vec::new(), disturbed: false }
+        Self { scheduler: ExclusiveScheduler::new(config), rows: Vec::new(), steps: Vec::new(), changed: false }
     }
 
     fn numbers(&self, rows: impl IntoIterator<Item = Row>) -> Vec<usize> {
@@ -224,11 +226,11 @@ impl Subject {
         step.is_ok()
     }
 
-    /// Completing the step that is due, and no other.
+    /// Complete the step that is due, and check that no other step can be completed.
     fn complete(&mut self, tokens: Tokens<'_>, repeats: Option<u32>) -> Arc<Completion> {
         let step = self.steps.remove(0);
         for other in [step.id() + 1, step.id().wrapping_sub(1)] {
-            assert!(self.scheduler.complete(other, tokens).is_err(), "only the oldest planned step is due");
+            assert!(self.scheduler.complete(other, tokens).is_err(), "only the oldest step in flight is due");
         }
         let completion = match repeats {
             None => self.scheduler.complete(step.id(), tokens),
@@ -266,24 +268,24 @@ impl Subject {
     }
 
     fn assert_request(&self, row: Row, expected: &model::Request) {
-        let shown = self.scheduler.view(row);
-        if expected.status == Status::Delivered {
+        let view = self.scheduler.view(row);
+        if expected.status == Status::Reported {
             return;
         }
-        let shown = shown.expect("known until its end was delivered");
+        let view = view.expect("a request can be viewed until its end is reported");
         let status = match expected.status {
-            Status::Waiting => Shown::Waiting,
-            Status::Running if expected.computed < expected.length() => Shown::Prefill,
-            Status::Running => Shown::Decode,
-            Status::Finished(finish) => Shown::Finished(finish),
-            Status::Cancelled | Status::Delivered => Shown::Cancelled,
+            Status::Waiting => ViewStatus::Waiting,
+            Status::Running if expected.computed < expected.length() => ViewStatus::Prefill,
+            Status::Running => ViewStatus::Decode,
+            Status::Finished(finish) => ViewStatus::Finished(finish),
+            Status::Cancelled | Status::Reported => ViewStatus::Cancelled,
         };
         let emitted = u32::try_from(expected.outputs.len()).unwrap();
-        assert_eq!((shown.status, shown.computed, shown.generated), (status, expected.computed, emitted));
-        assert_eq!(shown.blocks, expected.blocks);
-        let told = |at: usize| shown.outputs.get(at).copied().filter(|&id| id != UNKNOWN_TOKEN);
-        assert!(shown.outputs.len() <= expected.outputs.len());
-        assert!(expected.outputs.iter().enumerate().all(|(at, &id)| told(at) == id), "{:?}", shown.outputs);
+        assert_eq!((view.status, view.computed, view.generated), (status, expected.computed, emitted));
+        assert_eq!(view.blocks, expected.blocks);
+        let known = |at: usize| view.outputs.get(at).copied().filter(|&id| id != UNKNOWN_TOKEN);
+        assert!(view.outputs.len() <= expected.outputs.len());
+        assert!(expected.outputs.iter().enumerate().all(|(at, &id)| known(at) == id), "{:?}", view.outputs);
     }
 }
 
@@ -306,10 +308,10 @@ impl StateMachineTest for ExclusiveModel {
                 assert_eq!(subject.schedule(throttle, ahead), state.accepted);
                 if state.accepted {
                     let planned = subject.steps.last().expect("just planned");
-                    subject.assert_step(planned, state.model.outstanding.last().expect("just planned"));
-                    let idle = state.model.outstanding.len() == 1 && planned.kind() == Kind::Idle;
+                    subject.assert_step(planned, state.model.in_flight.last().expect("just planned"));
+                    let idle = state.model.in_flight.len() == 1 && planned.kind() == Kind::Idle;
                     let live = subject.scheduler.num_running() + subject.scheduler.num_waiting();
-                    assert!(!idle || live == 0, "an idle step while something could run");
+                    assert!(!idle || live == 0, "an idle step while a request could run");
                 }
             }
             Call::Complete { .. } => {
@@ -317,21 +319,21 @@ impl StateMachineTest for ExclusiveModel {
                 let completion = subject.complete(tokens, None);
                 subject.assert_emitted(&completion, &state.emitted);
             }
-            Call::CompleteBadly { tokens } => {
+            Call::CompleteInvalid { tokens } => {
                 let due = subject.steps[0].id();
                 assert!(subject.scheduler.complete(due, Tokens::Given(&tokens)).is_err());
             }
             Call::CompleteDecodes { times } => {
                 let horizon = subject.scheduler.decode_horizon();
-                assert!(subject.steps.len() == 1 || horizon == 1, "nothing is certain beside a step ahead");
-                let times = if subject.disturbed { 1 } else { times.min(horizon) };
-                assert_eq!(times, state.repeated, "the horizon is {horizon}");
+                assert!(subject.steps.len() == 1 || horizon == 1, "a step ahead limits the horizon to 1");
+                let times = if subject.changed { 1 } else { times.min(horizon) };
+                assert_eq!(times, state.completed, "the horizon is {horizon}");
                 let completion = subject.complete(Tokens::LeftOut, Some(times));
                 subject.assert_emitted(&completion, &state.emitted);
             }
             Call::Cancel { request } => assert_eq!(subject.scheduler.cancel(subject.rows[request]), state.accepted),
         }
-        subject.disturbed = state.disturbed;
+        subject.changed = state.changed;
         subject
     }
 
@@ -344,18 +346,19 @@ impl StateMachineTest for ExclusiveModel {
         for (&row, request) in subject.rows.iter().zip(&model.requests) {
             subject.assert_request(row, request);
         }
-        for (step, expected) in subject.steps.iter().zip(&model.outstanding) {
+        for (step, expected) in subject.steps.iter().zip(&model.in_flight) {
             subject.assert_step(step, expected);
         }
-        let explained = scheduler.explain().map(|shown| {
-            let head = subject.numbers([shown.row])[0];
-            assert_eq!((shown.needed, shown.reserved, shown.usable), model.explanation_counts(head));
-            (head, shown.wait)
+        let explained = scheduler.explain().map(|explanation| {
+            let head = subject.numbers([explanation.row])[0];
+            let counts = (explanation.needed, explanation.reserved, explanation.usable);
+            assert_eq!(counts, model.explanation_counts(head));
+            (head, explanation.wait)
         });
         assert_eq!(explained, model.explain());
     }
 
-    /// Every accepted request ends.
+    /// Check that every accepted request ends.
     fn teardown(mut subject: Subject, mut state: Reference) {
         let mut calls = 0;
         while state.model.num_waiting() + state.model.running.len() > 0 {
@@ -367,7 +370,7 @@ impl StateMachineTest for ExclusiveModel {
             subject = Self::apply(subject, &state, call);
             Self::check_invariants(&subject, &state);
             calls += 1;
-            assert!(calls < 100_000, "requests that never end");
+            assert!(calls < 100_000, "a request never ends");
         }
         let ended = |request: &model::Request| !matches!(request.status, Status::Waiting | Status::Running);
         assert!(state.model.requests.iter().all(ended));
@@ -376,7 +379,7 @@ impl StateMachineTest for ExclusiveModel {
 }
 
 prop_state_machine! {
-    // A call that a shrunk or random history does not allow is left out; that may happen any number of times.
+    // A call that is not allowed at its position of a history is left out, which is not limited in number.
     #![proptest_config(ProptestConfig { max_local_rejects: u32::MAX, ..ProptestConfig::default() })]
 
     #[test]

@@ -1,4 +1,4 @@
-//! Every element of every tensor, on the worked examples of the rules.
+//! Every element of every tensor, for small steps.
 
 mod support;
 
@@ -25,7 +25,7 @@ fn prompt<'a>(tokens: &'a [u32], start: u32, blocks: &'a [u32]) -> PrefillRow<'a
 }
 
 #[test]
-fn r01_a_padded_prefill_by_the_book() {
+fn r01_every_element_of_a_padded_prefill() {
     let layout = layout(1);
     let ids: Vec<u32> = (500..600).collect();
     let row = prompt(&ids, 0, &[10, 15]);
@@ -33,8 +33,8 @@ fn r01_a_padded_prefill_by_the_book() {
     let mut memory = Memory::new(&layout, Shape::Prefill { tokens: 128 });
     memory.prefill().write(&layout, [row]);
     let [input_ids, block_table] = &memory.ids;
-    let [cached_seq_len, cu_seqlens] = &memory.small;
-    let [positions, slot_mapping, logits_index] = &memory.wide;
+    let [cached_seq_len, cu_seqlens] = &memory.int32;
+    let [positions, slot_mapping, logits_index] = &memory.int64;
     assert_eq!(input_ids[..], [(500..600).collect(), vec![0; 28]].concat());
     assert_eq!(positions[..], [(0..100).collect(), vec![99; 28]].concat());
     assert_eq!(slot_mapping[..], [(640..704).collect(), (960..996).collect(), vec![-1; 28]].concat());
@@ -44,23 +44,23 @@ fn r01_a_padded_prefill_by_the_book() {
 }
 
 #[test]
-fn a_chunk_starts_within_a_block() {
+fn the_slots_of_a_chunk_may_start_within_a_block() {
     let layout = layout(1);
     let mut memory = Memory::new(&layout, Shape::Prefill { tokens: 128 });
     memory.prefill().write(&layout, [prompt(&[1, 2, 3, 4], 62, &[10, 15])]);
-    assert_eq!(memory.wide[1][..5], [702, 703, 960, 961, -1]);
-    assert_eq!((memory.wide[0][3], memory.wide[0][127], memory.small[0][0]), (65, 65, 62));
+    assert_eq!(memory.int64[1][..5], [702, 703, 960, 961, -1]);
+    assert_eq!((memory.int64[0][3], memory.int64[0][127], memory.int32[0][0]), (65, 65, 62));
 }
 
 #[test]
-fn packed_prompts_lie_one_behind_the_other() {
+fn packed_prompts_are_concatenated() {
     let layout = layout(3);
     let (first, second) = (prompt(&[5; 70], 0, &[1, 2]), prompt(&[6; 30], 64, &[3, 4]));
     let mut memory = Memory::new(&layout, Shape::Prefill { tokens: 128 });
     memory.prefill().write(&layout, [first, second]);
     let [input_ids, block_table] = &memory.ids;
-    let [cached_seq_len, cu_seqlens] = &memory.small;
-    let [positions, slot_mapping, logits_index] = &memory.wide;
+    let [cached_seq_len, cu_seqlens] = &memory.int32;
+    let [positions, slot_mapping, logits_index] = &memory.int64;
     assert_eq!(input_ids[..], [[5; 70].as_slice(), &[6; 30], &[0; 28]].concat());
     assert_eq!(positions[..], [(0..70).collect(), (64..94).collect(), vec![93; 28]].concat());
     assert_eq!(slot_mapping[68..], [vec![132, 133], (256..286).collect(), vec![-1; 28]].concat());
@@ -71,7 +71,7 @@ fn packed_prompts_lie_one_behind_the_other() {
 }
 
 #[test]
-fn decodes_and_the_rows_behind_them() {
+fn every_element_of_a_padded_decode_step() {
     let layout = layout(1);
     let sampling = Sampling { top_k: 5.0, top_p: 0.5, temperature: 0.7 };
     let row = |token, position, blocks| DecodeRow { token, position, blocks, sampling, drafts: 0 };
@@ -81,8 +81,8 @@ fn decodes_and_the_rows_behind_them() {
     let mut memory = Memory::new(&layout, Shape::Decode { rows: 8, context: 1024 });
     memory.decode().write(&layout, rows);
     let [input_ids, block_table] = &memory.ids;
-    let [context_lens, _] = &memory.small;
-    let [positions, slot_mapping, logits_index] = &memory.wide;
+    let [context_lens, _] = &memory.int32;
+    let [positions, slot_mapping, logits_index] = &memory.int64;
     assert_eq!(input_ids[..], [8, 9, 0, 0, 0, 0, 0, 0]);
     assert_eq!(positions[..], [100, 17, 0, 0, 0, 0, 0, 0]);
     assert_eq!(slot_mapping[..], [996, 145, -1, -1, -1, -1, -1, -1]);
@@ -94,13 +94,13 @@ fn decodes_and_the_rows_behind_them() {
 }
 
 #[test]
-fn nothing_but_padding() {
+fn a_step_without_rows_is_padding_only() {
     let layout = layout(2);
     let mut memory = Memory::new(&layout, Shape::Prefill { tokens: 128 });
     memory.prefill().write(&layout, []);
-    assert!(memory.wide[1].iter().all(|&slot| slot == -1) && memory.ids[1].iter().all(|&block| block == NO_BLOCK));
-    assert_eq!((&memory.wide[0], &memory.wide[2], &memory.small[1]), (&vec![0; 128], &vec![0; 2], &vec![0; 3]));
+    assert!(memory.int64[1].iter().all(|&slot| slot == -1) && memory.ids[1].iter().all(|&block| block == NO_BLOCK));
+    assert_eq!((&memory.int64[0], &memory.int64[2], &memory.int32[1]), (&vec![0; 128], &vec![0; 2], &vec![0; 3]));
     let mut memory = Memory::new(&layout, Shape::Decode { rows: 4, context: 1024 });
     memory.decode().write(&layout, []);
-    assert_eq!((&memory.wide[1], &memory.wide[2], &memory.small[0]), (&vec![-1; 4], &vec![0; 4], &vec![0; 4]));
+    assert_eq!((&memory.int64[1], &memory.int64[2], &memory.int32[0]), (&vec![-1; 4], &vec![0; 4], &vec![0; 4]));
 }

@@ -28,7 +28,7 @@ impl Case {
         self.names.iter().find(|entry| entry.0 == name).unwrap().1
     }
 
-    /// One step as text: what is planned, who emits, what stays reserved.
+    /// Run one step and return it as text: the planned tokens, the requests that emit, and the reserved KV tokens.
     fn step(&mut self) -> String {
         let plan = self.scheduler.schedule().to_vec();
         let planned: Vec<String> = plan.iter().map(|p| format!("{}{}", self.name(p.row), p.tokens)).collect();
@@ -39,7 +39,7 @@ impl Case {
 }
 
 #[test]
-fn s01_the_reservation_may_fit_exactly() {
+fn s01_reservations_can_fill_the_kv_cache_exactly() {
     let mut case = Case::new(8, 4, 20);
     for (name, prompt, outputs) in [('a', 6, 4), ('b', 6, 4), ('c', 2, 1)] {
         case.add(name, prompt, outputs).unwrap();
@@ -52,7 +52,7 @@ fn s01_the_reservation_may_fit_exactly() {
 }
 
 #[test]
-fn s03_s09_the_head_is_never_passed_unless_cancelled() {
+fn s03_s09_no_request_is_admitted_before_the_head_unless_the_head_is_cancelled() {
     let mut case = Case::new(16, 4, 30);
     for (name, prompt, outputs) in [('a', 10, 10), ('z', 8, 8), ('s', 2, 2)] {
         case.add(name, prompt, outputs).unwrap();
@@ -74,7 +74,7 @@ fn s03_s09_the_head_is_never_passed_unless_cancelled() {
 }
 
 #[test]
-fn s05_the_only_slot_belongs_to_a_half_done_prompt() {
+fn s05_a_prompt_in_progress_keeps_the_only_slot() {
     let mut case = Case::new(64, 1, 1000);
     case.add('p', 150, 2).unwrap();
     case.add('q', 10, 1).unwrap();
@@ -83,7 +83,7 @@ fn s05_the_only_slot_belongs_to_a_half_done_prompt() {
 }
 
 #[test]
-fn s07_a_half_done_prompt_goes_before_a_newcomer() {
+fn s07_a_prompt_in_progress_comes_before_a_waiting_one() {
     let mut case = Case::new(16, 8, 1000);
     case.add('d', 1, 9).unwrap();
     case.step();
@@ -94,7 +94,7 @@ fn s07_a_half_done_prompt_goes_before_a_newcomer() {
 }
 
 #[test]
-fn s08_the_impossible_is_refused_and_the_exact_fit_is_not() {
+fn s08_a_request_that_never_fits_is_refused_and_an_exact_fit_is_not() {
     let mut case = Case::new(8, 2, 16);
     assert_eq!(case.add('x', 10, 7), Err(Error::NeverFits { needed: 17, usable: 16, unit: "tokens" }));
     case.add('y', 10, 6).unwrap();
@@ -105,14 +105,14 @@ fn s08_the_impossible_is_refused_and_the_exact_fit_is_not() {
 }
 
 #[test]
-fn a_request_goes_on_from_its_counters() {
+fn a_request_continues_from_its_counts() {
     let mut scheduler = MixedScheduler::new(8, 2, 100).unwrap();
     scheduler.add(NewMixed { prompt_len: 10, max_new: 5, prefilled: 10, generated: 4 }).unwrap();
-    let half = scheduler.add(NewMixed { prompt_len: 10, max_new: 5, prefilled: 7, generated: 0 }).unwrap();
+    let row = scheduler.add(NewMixed { prompt_len: 10, max_new: 5, prefilled: 7, generated: 0 }).unwrap();
     let tokens: Vec<u64> = scheduler.schedule().iter().map(|planned| planned.tokens).collect();
     assert_eq!(tokens, [1, 3]);
     let finished: Vec<bool> = scheduler.complete().unwrap().iter().map(|emitted| emitted.finished).collect();
     assert_eq!(finished, [true, false]);
-    let progress = scheduler.progress(half).unwrap();
+    let progress = scheduler.progress(row).unwrap();
     assert_eq!((progress.prefilled, progress.generated), (10, 1));
 }

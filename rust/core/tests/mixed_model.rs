@@ -1,5 +1,5 @@
-//! The token-budget scheduler against a deliberately slow and obvious model, over random histories.
-//! `PROPTEST_CASES` sets the number of histories.
+//! The token-budget scheduler against a slow reference model, over random histories. `PROPTEST_CASES` sets their
+//! number.
 
 use neuron_sched_core::error::Error;
 use neuron_sched_core::mixed::{MixedScheduler, NewMixed, Progress};
@@ -7,7 +7,7 @@ use neuron_sched_core::request::Row;
 use proptest::prelude::*;
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest, prop_state_machine};
 
-/// A request of the model; its name is its number in order of arrival.
+/// A request of the reference model. Its name is its number in order of arrival.
 #[derive(Clone, Debug)]
 struct Req {
     name: usize,
@@ -23,7 +23,7 @@ impl Req {
     }
 }
 
-/// Lists and loops; nothing is kept that can be counted.
+/// The reference model: lists and loops. Every derived value is computed when it is needed.
 #[derive(Clone, Debug)]
 struct Model {
     token_budget: u64,
@@ -32,9 +32,9 @@ struct Model {
     added: usize,
     waiting: Vec<Req>,
     running: Vec<Req>,
-    /// What the last schedule answered, until it is completed.
+    /// The plan of the last schedule, until it is completed.
     plan: Option<Vec<(usize, u64)>>,
-    /// What the last operation answered.
+    /// The answer of the last operation.
     answer: Answer,
 }
 
@@ -55,7 +55,7 @@ enum Operation {
     Cancel(usize),
     Schedule,
     Complete,
-    /// Schedule and complete, that many times.
+    /// Schedule and complete, repeated this many times.
     Steps(u64),
 }
 
@@ -156,11 +156,12 @@ impl ReferenceStateMachine for Model {
         let most = (state.kv_tokens / 2).max(2);
         let sizes = (1..=most, 1..=most);
         let fresh = sizes.clone().prop_map(|(prompt_len, max_new)| (prompt_len, max_new, 0, 0));
-        let begun =
+        let partly_computed =
             sizes.prop_flat_map(|(prompt_len, max_new)| (Just(prompt_len), Just(max_new), 0..=prompt_len, 0..max_new));
-        let add = prop_oneof![3 => fresh, 1 => begun].prop_map(|(prompt_len, max_new, prefilled, generated)| {
-            Operation::Add(NewMixed { prompt_len, max_new, prefilled, generated })
-        });
+        let add =
+            prop_oneof![3 => fresh, 1 => partly_computed].prop_map(|(prompt_len, max_new, prefilled, generated)| {
+                Operation::Add(NewMixed { prompt_len, max_new, prefilled, generated })
+            });
         prop_oneof![
             5 => add,
             1 => (0..=state.added).prop_map(Operation::Cancel),
@@ -190,7 +191,7 @@ impl ReferenceStateMachine for Model {
     }
 }
 
-/// The scheduler under test, and the row of every name.
+/// The scheduler under test, and the row of each name.
 struct Subject {
     scheduler: MixedScheduler,
     rows: Vec<Row>,
@@ -198,7 +199,7 @@ struct Subject {
 
 impl Subject {
     fn name(&self, row: Row) -> usize {
-        self.rows.iter().position(|&known| known == row).expect("a row that was given out")
+        self.rows.iter().position(|&known| known == row).expect("a row that add returned")
     }
 
     fn schedule(&mut self) -> Answer {
@@ -207,7 +208,7 @@ impl Subject {
         Answer::Planned(plan.iter().map(|planned| (self.name(planned.row), planned.tokens)).collect())
     }
 
-    /// As many steps taken at once, at most the horizon.
+    /// Complete `times` steps at once, at most the decode horizon.
     fn complete(&mut self, times: u64) -> Answer {
         match self.scheduler.complete_decodes(times).map(<[_]>::to_vec) {
             Ok(emitted) => Answer::Completed(emitted.iter().map(|e| (self.name(e.row), e.finished)).collect()),
@@ -216,7 +217,7 @@ impl Subject {
         }
     }
 
-    /// As many steps; runs of equal decode steps are jumped over.
+    /// Run `times` steps, and complete identical decode steps at once.
     fn steps(&mut self, mut times: u64) -> Answer {
         let mut answer = Answer::Nothing;
         while times > 0 {
@@ -263,7 +264,7 @@ impl StateMachineTest for AgainstModel {
     }
 
     fn check_invariants(subject: &Subject, model: &Model) {
-        subject.scheduler.check().expect("the conservation laws hold");
+        subject.scheduler.check().expect("all invariants hold");
         assert_eq!(subject.scheduler.reserved(), model.reserved());
         let names = |reqs: &[Req]| reqs.iter().map(|req| req.name).collect::<Vec<_>>();
         let waiting: Vec<usize> = subject.scheduler.waiting().map(|row| subject.name(row)).collect();
@@ -275,7 +276,7 @@ impl StateMachineTest for AgainstModel {
         }
     }
 
-    /// Every accepted request ends.
+    /// Check that every accepted request finishes.
     fn teardown(mut subject: Subject, model: Model) {
         let work: u64 = model.waiting.iter().chain(&model.running).map(Req::reservation).sum();
         subject.steps(work + 1);

@@ -1,16 +1,16 @@
-//! Replay of random workloads: jumping over equal steps changes nothing, and the report says what a slow
-//! look at every single step says.
+//! Replays of random workloads: completing a run of identical steps at once gives the same report as completing them
+//! one by one, and the report agrees with the recorded steps.
 
 use std::ops::ControlFlow;
 
 use neuron_sched_core::config::{Config, RawConfig};
 use neuron_sched_core::decide::Kind;
 use neuron_sched_core::request::Prompt;
-use neuron_sched_core::sim::{Arrival, Cost, Options, Report, Scheduler, Spread, replay};
+use neuron_sched_core::sim::{Arrival, Cost, Distribution, Options, Report, Scheduler, replay};
 use proptest::prelude::*;
 
 fn arrivals() -> impl Strategy<Value = Vec<Arrival>> {
-    // Few distinct times, so that arrivals meet each other and the ends of steps.
+    // Few distinct times, so that arrivals often coincide with each other and with the ends of steps.
     let at = prop_oneof![0..40u64, (0..40u64).prop_map(|at| at * 10)];
     let prompt = prop_oneof![
         (1..140u32).prop_map(Prompt::Length),
@@ -61,7 +61,7 @@ fn run(workload: &[Arrival], scheduler: Scheduler, config: &Config, cost: &Cost,
     replay(workload, scheduler, config, cost, options, &mut |_| ControlFlow::Continue(())).unwrap().unwrap()
 }
 
-/// When each request started and emitted, found by walking through the steps.
+/// Return the start and the times of the tokens of each request, computed from the recorded steps.
 fn walk(workload: &[Arrival], report: &Report) -> Vec<(Option<u64>, Vec<u64>)> {
     let mut found = vec![(None, Vec::new()); workload.len()];
     let mut computed = vec![0; workload.len()];
@@ -72,7 +72,7 @@ fn walk(workload: &[Arrival], report: &Report) -> Vec<(Option<u64>, Vec<u64>)> {
             start.get_or_insert(step.start);
             computed[request] += entry.tokens as usize;
             let outputs = report.records[request].outputs as usize;
-            // Tokens found by content are not computed, but an output follows the first decode at the latest.
+            // With prefix caching off, `computed` counts every prompt token.
             if computed[request] >= workload[request].prompt.len() && emitted.len() < outputs {
                 emitted.push(step.end);
             }
@@ -81,10 +81,10 @@ fn walk(workload: &[Arrival], report: &Report) -> Vec<(Option<u64>, Vec<u64>)> {
     found
 }
 
-/// Whether `spread` is that of `times`, worked out in whole hundredths.
-fn close(spread: Option<Spread>, mut times: Vec<u64>) -> Result<(), TestCaseError> {
+/// Check that `found` is the distribution of `times`, computed in whole hundredths of a nanosecond.
+fn close(found: Option<Distribution>, mut times: Vec<u64>) -> Result<(), TestCaseError> {
     times.sort_unstable();
-    let Some(spread) = spread else {
+    let Some(found) = found else {
         prop_assert!(times.is_empty());
         return Ok(());
     };
@@ -94,11 +94,11 @@ fn close(spread: Option<Spread>, mut times: Vec<u64>) -> Result<(), TestCaseErro
         100 * times[below] + (times[(below + 1).min(last)] - times[below]) * share
     };
     let hundredths = [percentile(50), percentile(90), percentile(99), percentile(100)];
-    for (ms, expected) in [spread.p50, spread.p90, spread.p99, spread.max].into_iter().zip(hundredths) {
-        prop_assert!((ms * 1e8 - exact(expected)).abs() < 1e-4, "{spread:?} of {times:?}");
+    for (ms, expected) in [found.p50, found.p90, found.p99, found.max].into_iter().zip(hundredths) {
+        prop_assert!((ms * 1e8 - exact(expected)).abs() < 1e-4, "{found:?} of {times:?}");
     }
     let total: u64 = times.iter().sum();
-    prop_assert!((spread.mean * 1e6 * exact(count) - exact(total)).abs() < 1e-4, "{spread:?} of {times:?}");
+    prop_assert!((found.mean * 1e6 * exact(count) - exact(total)).abs() < 1e-4, "{found:?} of {times:?}");
     Ok(())
 }
 
@@ -108,7 +108,7 @@ fn exact(number: u64) -> f64 {
 
 proptest! {
     #[test]
-    fn jumps_change_nothing(workload in arrivals(), config in configs(), cost in costs()) {
+    fn runs_of_identical_steps_keep_the_report(workload in arrivals(), config in configs(), cost in costs()) {
         for scheduler in [Scheduler::Bucket, Scheduler::Mixed] {
             let jumped = run(&workload, scheduler, &config, &cost, false);
             let stepped = run(&workload, scheduler, &config, &cost, true);
@@ -117,7 +117,7 @@ proptest! {
     }
 
     #[test]
-    fn the_report_agrees_with_its_steps(workload in arrivals(), config in configs(), cost in costs()) {
+    fn the_report_agrees_with_the_recorded_steps(workload in arrivals(), config in configs(), cost in costs()) {
         let config = Config { prefix_caching: false, ..config };
         for scheduler in [Scheduler::Bucket, Scheduler::Mixed] {
             let report = run(&workload, scheduler, &config, &cost, false);

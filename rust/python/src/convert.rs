@@ -1,4 +1,5 @@
-//! Python values as numbers, ids and texts; a wrong value is an exception that names field, value and expectation.
+//! Conversion of Python values to numbers, ids and text. The exception for a bad value names field, value and
+//! expectation.
 
 mod count;
 mod field;
@@ -6,6 +7,6 @@ mod tokens;
 mod value;
 
 pub(crate) use count::count;
-pub(crate) use field::{Read, sampling};
+pub(crate) use field::{FieldReader, sampling};
 pub(crate) use tokens::read_tokens;
-pub(crate) use value::{plain, sequence_len, shown, whole};
+pub(crate) use value::{as_int, as_small_int, display, sequence_len};

@@ -1,4 +1,4 @@
-//! The decision objects for vLLM's own scheduler, and the explanation of a wait.
+//! `Gate`: decisions for a vLLM scheduler, and `Explanation`: why the head of the queue waits.
 
 mod explanation;
 mod gate;

@@ -1,7 +1,7 @@
-//! `BucketScheduler` and its values: request ids for the rows of the core's exclusive scheduler.
+//! `BucketScheduler` and its values: the core's exclusive scheduler, with request ids for its rows.
 
+mod batch_ids;
 mod methods;
-mod names;
 mod outcome;
 mod outcomes;
 mod request;

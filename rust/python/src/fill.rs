@@ -1,4 +1,4 @@
-//! `PaddedInputs` and `Batch`: the tensors of a step, in memory that belongs to their shape.
+//! `PaddedInputs` and `Batch`: the padded arrays of a step.
 
 mod batch;
 mod buffers;
@@ -9,4 +9,4 @@ mod tokens;
 
 pub(crate) use batch::Batch;
 pub(crate) use inputs::{PaddedInputs, bucket, refuse_bucket};
-pub(crate) use tokens::Given;
+pub(crate) use tokens::TokensArgument;

@@ -1,4 +1,4 @@
-//! Shared access to a core object from any thread, and the wall that no panic crosses.
+//! Shared access to a core object from any thread, and the conversion of panics to exceptions.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
@@ -6,8 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::PyResult;
 use pyo3::exceptions::PyRuntimeError;
 
-/// A core object behind a lock. A panic inside [`Guarded::with`] is a fault of the core: it is raised as
-/// `RuntimeError`, and the object, whose state is then unknown, refuses every later call.
+/// A core object behind a lock. A panic inside [`Guarded::with`] is a bug of the core: it is raised as `RuntimeError`,
+/// and every later call is refused, because the state of the object is unknown.
 #[derive(Debug)]
 pub(crate) struct Guarded<T>(Mutex<T>);
 
@@ -16,7 +16,7 @@ impl<T> Guarded<T> {
         Self(Mutex::new(value))
     }
 
-    /// Calls `f` with the object. `f` must not call into Python code that could come back here.
+    /// Call `f` with the object. `f` must not run Python code, which could call this object again and deadlock.
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> PyResult<R> {
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let mut value = self.0.lock().map_err(|PoisonError { .. }| ())?;
@@ -29,7 +29,7 @@ impl<T> Guarded<T> {
         }
     }
 
-    /// Calls `f` with the object unless somebody else has it, as a garbage collection may not wait.
+    /// Call `f` with the object, or return `None` if it is locked: a garbage collection must not wait for a lock.
     pub(crate) fn try_with<R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         self.0.try_lock().ok().map(|mut value| f(&mut value))
     }

@@ -1,5 +1,5 @@
-//! Python binding of `neuron-sched-core`: convert, call one core function, convert back.
-//! Scheduling is decided in the core only.
+//! Python binding of `neuron-sched-core`: convert the arguments, call one core function, convert the result. All
+//! scheduling decisions are in the core.
 
 mod config;
 mod convert;
@@ -14,7 +14,7 @@ mod worker;
 
 use pyo3::prelude::*;
 
-/// Native half of `neuron_sched`; use the names that the package exports.
+/// Native part of `neuron_sched`. Use the names that the package exports.
 #[pymodule(gil_used = false)]
 mod _native {
     use super::{Bound, PyModule, PyModuleMethods, PyResult};
@@ -42,7 +42,7 @@ mod _native {
     }
 }
 
-/// What the extension was built from.
+/// Return what the extension was built from.
 #[pyfunction]
 fn build_info() -> std::collections::BTreeMap<&'static str, Option<&'static str>> {
     let profile = if cfg!(debug_assertions) { "debug" } else { env!("BUILD_PROFILE") };

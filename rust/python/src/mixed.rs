@@ -1,9 +1,9 @@
-//! `Scheduler`, the token-budget scheduler: Python requests for the rows of the core's mixed scheduler.
+//! `Scheduler` and its values: the core's token-budget scheduler, with Python requests for its rows.
 
 mod methods;
 mod req;
+mod request_table;
 mod requests;
-mod roster;
 mod scheduler;
 
 pub(crate) use req::Req;

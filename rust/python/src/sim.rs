@@ -1,4 +1,4 @@
-//! `TraceRequest`, `Cost` and `replay`: a workload in, a report out.
+//! `replay` and its values: `TraceRequest`, `Cost` and `ReplayReport`.
 
 mod cost;
 mod number;

@@ -1,6 +1,6 @@
-//! `Worker`: what a vLLM worker knows of its requests, and the steps that vLLM's scheduler sends it.
+//! `Worker`: the requests of a vLLM worker, and the steps that vLLM's scheduler sends to it.
 
-mod message;
+mod scheduler_output;
 mod state;
 
 pub(crate) use state::Worker;

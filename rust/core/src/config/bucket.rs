@@ -1,16 +1,16 @@
-//! Compiled shapes: ascending lists of sizes, and the smallest one that holds a count.
+//! Ascending lists of compiled sizes.
 
 use crate::error::{Error, Fault};
 use crate::request::TOKENS_MAX;
 
-/// An ascending, never empty list of compiled sizes.
+/// An ascending list of at least one compiled size.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Buckets {
     sizes: Box<[u32]>,
 }
 
 impl Buckets {
-    /// Checks a list given for `field`. Its last size must be `last`, where that is known.
+    /// Check the list of sizes given for `field`. The last size must be `last`, if that is known.
     pub fn new(field: &'static str, sizes: &[i64], last: Option<u32>) -> Result<Self, Fault> {
         let fault = |what: &str| {
             let end = last.map_or_else(String::new, |last| format!(" that end in {last}"));
@@ -38,13 +38,13 @@ impl Buckets {
         Ok(Self { sizes: checked.into() })
     }
 
-    /// Doubling from `first` while below `last`, then `last` itself; `last` alone when it is no larger.
+    /// Return sizes that double from `first` while they are below `last`, followed by `last`.
     pub fn doubling(first: u32, last: u32) -> Self {
         let below = std::iter::successors(Some(first), |size| size.checked_mul(2)).take_while(|&size| size < last);
         Self { sizes: below.chain([last]).collect() }
     }
 
-    /// The smallest size that holds `count`; 0 for 0; an error beyond the last.
+    /// Return the smallest size of at least `count`, or 0 for 0. An error if `count` exceeds the last size.
     pub fn fit(&self, count: u32) -> Result<u32, Error> {
         if count == 0 {
             return Ok(0);
@@ -56,18 +56,18 @@ impl Buckets {
             .ok_or_else(|| Error::invalid("count", count, format!("at most the last bucket, {}", self.last())))
     }
 
-    /// The largest size.
+    /// Return the largest size.
     pub fn last(&self) -> u32 {
         self.sizes[self.sizes.len() - 1]
     }
 
-    /// All sizes, ascending.
+    /// Return all sizes, ascending.
     pub fn sizes(&self) -> &[u32] {
         &self.sizes
     }
 }
 
-/// The largest number that divides every size.
+/// Return the greatest common divisor of the sizes.
 pub fn common_divisor(buckets: &Buckets) -> u32 {
     let gcd = |mut a: u32, mut b: u32| {
         while b > 0 {

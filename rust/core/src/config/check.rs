@@ -26,7 +26,7 @@ impl Check {
         self.faults.iter().any(|fault| fault.field == field.name)
     }
 
-    /// Check a list of compiled sizes whose last one must be `last`, if that is known.
+    /// Check a list of compiled sizes. The last size must be `last`, if that is known.
     pub(super) fn buckets(&mut self, field: &Field, sizes: &[i64], last: Option<u32>) -> Option<Buckets> {
         Buckets::new(field.name, sizes, last).map_err(|fault| self.faults.push(fault)).ok()
     }

@@ -1,8 +1,8 @@
-//! Fields that hold one of a few names.
+//! Fields with named values.
 
 use crate::queue::Policy;
 
-/// A type whose values have names in configurations.
+/// A type with named values.
 pub trait Choice: Copy + Default + PartialEq + 'static {
     /// Every value, the default first.
     const ALL: &'static [Self];
@@ -10,13 +10,13 @@ pub trait Choice: Copy + Default + PartialEq + 'static {
     /// Their names, in the same order.
     const NAMES: &'static [&'static str];
 
-    /// The name that configurations use.
+    /// Return the name of the value.
     fn name(self) -> &'static str {
         let at = Self::ALL.iter().position(|&choice| choice == self).expect("`ALL` lists every value");
         Self::NAMES[at]
     }
 
-    /// The value of that name.
+    /// Return the value of that name, if there is one.
     fn from_name(name: &str) -> Option<Self> {
         let at = Self::NAMES.iter().position(|&known| known == name)?;
         Some(Self::ALL[at])
@@ -26,7 +26,7 @@ pub trait Choice: Copy + Default + PartialEq + 'static {
 /// How many KV blocks a request reserves when it is admitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum KvAdmission {
-    /// The blocks of its own worst case.
+    /// The blocks of the request's own worst case.
     #[default]
     Reserve,
     /// The blocks of a sequence of `max_model_len` tokens.
@@ -44,7 +44,7 @@ pub enum Chunking {
     /// Each chunk is as large as the step allows.
     #[default]
     Fixed,
-    /// Chunks end on a bucket edge where the cost table says that this is cheaper.
+    /// Chunks end on a bucket edge if that is cheaper according to the cost table.
     Bucket,
 }
 

@@ -43,7 +43,7 @@ pub enum FieldDefault {
     Name(&'static str),
     /// False.
     Off,
-    /// No value; the text says what holds then.
+    /// No value; the text describes the effect.
     Unset(&'static str),
     /// A value computed from other fields; the text says how.
     Derived(&'static str),

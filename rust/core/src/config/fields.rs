@@ -114,7 +114,7 @@ macro_rules! define_config {
         /// Every field, in the order of the declaration.
         pub const FIELDS: &[Field] = &[$(FIELD.$name,)+];
 
-        /// Fields whose own bounds were checked; `None` where a rule of `rules` decides, or where a fault was found.
+        /// Fields checked against their own bounds; `None` if a rule of `rules` decides, or if a fault was found.
         pub(super) struct Partial {
             $(pub(super) $name: Option<$value>,)+
         }

@@ -1,4 +1,4 @@
-//! From a configuration as given to a checked one.
+//! Conversion of a [`RawConfig`] to a checked [`Config`].
 
 use super::check::Check;
 use super::fields::{Config, FIELDS, Partial, RawConfig};

@@ -11,7 +11,7 @@ const FIRST_TOKEN_BUCKET: u32 = 128;
 /// The chunk planner keeps a table over prompt lengths, in units of the buckets' common divisor.
 const CHUNK_TABLE_MAX: u32 = 1 << 22;
 
-/// Apply every rule; a rule whose fields have faults of their own is skipped.
+/// Apply every rule. A rule is skipped if one of its fields has a fault of its own.
 pub(super) fn apply(raw: &RawConfig, partial: &mut Partial, check: &mut Check) {
     step_holds_one_token_per_request(partial, check);
     partial.num_batched_tokens_buckets = token_buckets(raw, partial, check);

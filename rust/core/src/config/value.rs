@@ -1,4 +1,4 @@
-//! Types of field values: how each is given, and what it is once checked.
+//! Types of field values, unchecked and checked.
 
 use super::bucket::Buckets;
 use super::choice::{Choice, Chunking, KvAdmission};
@@ -6,7 +6,7 @@ use crate::queue::Policy;
 
 /// A type of checked field values.
 pub trait Value: Sized {
-    /// The value as given, unchecked.
+    /// Type of the unchecked value.
     type Given: Clone + std::fmt::Debug;
 
     /// Names of the values, if they have names.

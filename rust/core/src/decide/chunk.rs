@@ -1,25 +1,26 @@
-//! How many tokens of a prompt the next step takes.
+//! The number of prompt tokens that the next step computes.
 
 use crate::config::{Buckets, Chunking, Config, common_divisor};
 
-/// Cost of one more call of the compiled graph, in padded tokens, where no cost table is given.
+/// Fixed cost of a call of the compiled graph, in padded tokens, if no cost table is configured.
 const CALL_COST_TOKENS: f64 = 256.0;
 
-/// Costs are compared to six decimal places, as whole numbers, so that equal sums are equal.
+/// Costs are compared as integers in units of 1e-6: sums of floats that should be equal may differ.
 const COST_SCALE: f64 = 1e6;
 
-/// Cuts prompts into chunks.
+/// Splits prompts into chunks.
 #[derive(Clone, Debug)]
 pub struct Chunker {
     budget: u32,
     threshold: u32,
-    /// Tokens of which each request has its share, whatever the threshold.
+    /// Tokens of a step; the threshold is never below an even share of them per request.
     shared: Option<u32>,
+    /// Cheapest splits, with `chunking` `bucket`.
     plan: Option<Plan>,
 }
 
 impl Chunker {
-    /// The rule of `config`.
+    /// Return the rule of `config`.
     pub fn new(config: &Config) -> Self {
         let plan = match config.chunking {
             Chunking::Fixed => None,
@@ -28,32 +29,35 @@ impl Chunker {
         Self { budget: config.prefill_budget(), threshold: config.long_prefill_token_threshold, shared: None, plan }
     }
 
-    /// Never caps a chunk below an even share of `tokens` among all requests (vLLM's adaptive threshold).
+    /// Never cap a chunk below an even share of `tokens` among all requests (vLLM's adaptive threshold).
     #[must_use]
     pub fn with_share_of(self, tokens: u32) -> Self {
         Self { shared: Some(tokens), ..self }
     }
 
-    /// Tokens of the next chunk of a prompt of which `rest` are to be computed, at least 1. `requests` run or
-    /// wait, itself included: with others there the cap on long prompts applies.
-    pub fn chunk(&mut self, rest: u32, requests: usize) -> u32 {
+    /// Return the token count of the next chunk of a prompt with `rest` tokens to compute, at least 1.
+    ///
+    /// `num_requests` is the number of running and waiting requests, including this one. If there are others,
+    /// `long_prefill_token_threshold` applies.
+    pub fn chunk(&mut self, rest: u32, num_requests: usize) -> u32 {
         let chunk = self.plan.as_mut().map_or(rest.min(self.budget), |plan| plan.chunk(rest));
-        self.cap(requests).map_or(chunk, |cap| chunk.min(cap))
+        self.cap(num_requests).map_or(chunk, |cap| chunk.min(cap))
     }
 
-    /// Whether prompts that have `sum` tokens to compute together may share a step.
-    pub fn packs(&self, sum: u64, requests: usize) -> bool {
-        sum <= u64::from(self.budget) && self.cap(requests).is_none()
+    /// Whether several prompts with `sum` tokens to compute in total fit one step.
+    pub fn packs(&self, sum: u64, num_requests: usize) -> bool {
+        sum <= u64::from(self.budget) && self.cap(num_requests).is_none()
     }
 
-    fn cap(&self, requests: usize) -> Option<u32> {
-        let share = |tokens: u32| u32::try_from(tokens as usize / requests).expect("a share of 32 bits");
-        (self.threshold > 0 && requests > 1).then(|| self.threshold.max(self.shared.map_or(0, share)))
+    /// Return the most tokens of a chunk, if the long-prefill threshold applies.
+    fn cap(&self, num_requests: usize) -> Option<u32> {
+        let share = |tokens: u32| u32::try_from(tokens as usize / num_requests).expect("a share of 32 bits");
+        (self.threshold > 0 && num_requests > 1).then(|| self.threshold.max(self.shared.map_or(0, share)))
     }
 }
 
-/// The prompts that share one prefill step: the first whatever its length, others as long as all of them fit
-/// whole.
+/// The prompts of one prefill step. The first prompt has any length; more prompts are added while all of them fit in
+/// full.
 #[derive(Clone, Copy, Debug)]
 pub struct Pack {
     prompts_max: u32,
@@ -62,15 +66,14 @@ pub struct Pack {
 }
 
 impl Pack {
-    /// None yet, at most `prompts_max`.
+    /// Return an empty step for at most `prompts_max` prompts.
     pub fn new(prompts_max: u32) -> Self {
         Self { prompts_max, prompts: 0, tokens: 0 }
     }
 
-    /// Takes in a prompt of which `rest` tokens are to be computed; `false`, and nothing changed, when it does
-    /// not fit.
-    pub fn add(&mut self, chunker: &Chunker, rest: u32, requests: usize) -> bool {
-        let fits = self.fits(chunker, rest, requests);
+    /// Add a prompt with `rest` tokens to compute. Returns `false` if the step's token or row capacity is exhausted.
+    pub fn add(&mut self, chunker: &Chunker, rest: u32, num_requests: usize) -> bool {
+        let fits = self.fits(chunker, rest, num_requests);
         if fits {
             self.prompts += 1;
             self.tokens += u64::from(rest);
@@ -78,19 +81,19 @@ impl Pack {
         fits
     }
 
-    /// Whether [`Pack::add`] would take it in.
-    pub fn fits(&self, chunker: &Chunker, rest: u32, requests: usize) -> bool {
-        let more = self.prompts < self.prompts_max && chunker.packs(self.tokens + u64::from(rest), requests);
+    /// Whether [`Pack::add`] would add the prompt.
+    pub fn fits(&self, chunker: &Chunker, rest: u32, num_requests: usize) -> bool {
+        let more = self.prompts < self.prompts_max && chunker.packs(self.tokens + u64::from(rest), num_requests);
         self.prompts == 0 || more
     }
 
-    /// Lets a prompt go that was taken in.
+    /// Remove a prompt that was added with `rest` tokens to compute.
     pub fn remove(&mut self, rest: u32) {
         self.prompts -= 1;
         self.tokens -= u64::from(rest);
     }
 
-    /// Prompts taken in.
+    /// Number of prompts in the step.
     pub fn prompts(&self) -> u32 {
         self.prompts
     }
@@ -98,16 +101,16 @@ impl Pack {
 
 /// The cheapest split of a prompt into full buckets and one last chunk, for every length.
 ///
-/// Exact, by dynamic programming: the best split of a rest is its first chunk and the best split of what
-/// is left. All buckets are multiples of their common divisor, so two rests that round up to the same
-/// multiple of it have the same best split but for the last chunk; the table has one entry a multiple,
-/// and grows to the longest prompt that was asked for.
+/// Computed by dynamic programming: the best split of `n` tokens is a first chunk and the best split of the others. All
+/// buckets are multiples of their common divisor, the unit. Two lengths that round up to the same multiple of the unit
+/// have the same best split except for the size of the last chunk. So the table has one entry per multiple, and it
+/// grows to the longest prompt so far.
 #[derive(Clone, Debug)]
 struct Plan {
-    /// Bucket and cost of a call, ascending.
+    /// Bucket, in tokens, and cost of a call, by ascending bucket.
     calls: Vec<(u32, u128)>,
     unit: u32,
-    /// Entry `i`: the best split of `i * unit` tokens.
+    /// Entry `i` is the best split of `i * unit` tokens.
     best: Vec<Split>,
 }
 
@@ -115,7 +118,7 @@ struct Plan {
 struct Split {
     cost: u128,
     calls: u32,
-    /// Bucket of the first chunk.
+    /// Bucket of the first chunk, in tokens.
     first: u32,
 }
 
@@ -132,6 +135,7 @@ impl Plan {
         Self { calls, unit: common_divisor(buckets), best: vec![Split { cost: 0, calls: 0, first: 0 }] }
     }
 
+    /// Return the first chunk of the best split of `rest` tokens.
     fn chunk(&mut self, rest: u32) -> u32 {
         let at = rest.div_ceil(self.unit) as usize;
         while self.best.len() <= at {
@@ -140,14 +144,14 @@ impl Plan {
         self.best[at].first.min(rest)
     }
 
-    /// Adds the entry after the last one.
+    /// Add one entry to the table.
     fn grow(&mut self) {
         let at = self.best.len();
         let better = |a: Split, b: Split| (a.cost, a.calls, b.first) < (b.cost, b.calls, a.first);
         let mut best: Option<Split> = None;
         for &(size, cost) in &self.calls {
-            // A bucket that holds all of the rest ends the prompt; a larger one could only be dearer by
-            // an odd cost table, and then the smallest that fits is still what the step is padded to.
+            // The smallest bucket that fits all tokens is the last candidate: the step is padded to it even if a cost
+            // table makes a larger bucket cheaper.
             let left = at.saturating_sub((size / self.unit) as usize);
             let rest = self.best[left];
             let split = Split { cost: cost + rest.cost, calls: rest.calls + 1, first: size };
@@ -158,7 +162,7 @@ impl Plan {
                 break;
             }
         }
-        self.best.push(best.expect("there is a bucket"));
+        self.best.push(best.expect("at least one bucket"));
     }
 }
 
@@ -181,13 +185,13 @@ mod tests {
     }
 
     #[test]
-    fn fixed_takes_what_the_budget_leaves() {
+    fn fixed_chunks_fill_the_budget() {
         let mut fixed = Chunker { budget: 2048, threshold: 0, shared: None, plan: None };
         assert_eq!(split(&mut fixed, 10_000), [2048, 2048, 2048, 2048, 1808]);
     }
 
     #[test]
-    fn bucket_splits_where_it_is_cheaper() {
+    fn bucket_chunks_split_a_prompt_if_that_is_cheaper() {
         let mut chunker = planned(&[128, 256, 512, 1024, 2048, 4096, 8192], None);
         assert_eq!(split(&mut chunker, 5000), [4096, 904]);
         assert_eq!(split(&mut chunker, 8192), [8192]);
@@ -196,16 +200,16 @@ mod tests {
     }
 
     #[test]
-    fn v09_the_cap_holds_while_others_are_there() {
+    fn v09_the_threshold_applies_while_there_are_other_requests() {
         let mut capped = Chunker { budget: 512, threshold: 128, shared: None, plan: None };
         assert_eq!((capped.chunk(400, 2), capped.chunk(400, 1), capped.chunk(16, 2)), (128, 400, 16));
         assert!(!capped.packs(10, 2) && capped.packs(512, 1) && !capped.packs(513, 1));
         let mut shared = capped.with_share_of(512);
-        assert_eq!([1, 2, 3, 4, 5].map(|requests| shared.chunk(400, requests)), [400, 256, 170, 128, 128]);
+        assert_eq!([1, 2, 3, 4, 5].map(|num_requests| shared.chunk(400, num_requests)), [400, 256, 170, 128, 128]);
     }
 
     #[test]
-    fn the_first_prompt_is_packed_whatever_its_length() {
+    fn the_first_prompt_is_packed_at_any_length() {
         let chunker = Chunker { budget: 100, threshold: 0, shared: None, plan: None };
         let mut pack = Pack::new(3);
         assert!(pack.add(&chunker, 400, 9) && !pack.add(&chunker, 1, 9));
@@ -214,7 +218,8 @@ mod tests {
         assert_eq!((added, pack.prompts()), ([true, true, false, true, false], 3));
     }
 
-    /// Every split there is, best first by the rule's own words.
+    /// Return cost, calls and chunks of the best of all splits: lowest cost, then fewest calls, then largest first
+    /// chunks.
     fn exhaustive(rest: u32, calls: &[(u32, u128)]) -> (u128, usize, Vec<u32>) {
         let last = calls.iter().find(|&&(size, _)| size >= rest).map(|&(_, cost)| (cost, 1, vec![rest]));
         let more = calls.iter().filter(|&&(size, _)| size < rest).map(|&(size, cost)| {
@@ -229,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn bucket_is_exact() {
+    fn bucket_chunks_equal_an_exhaustive_search() {
         let lists: [&[i64]; 4] = [&[4, 8, 16], &[3, 5, 11], &[6, 9, 20], &[7]];
         for sizes in lists {
             for costs in [[5.0, 6.0, 6.5], [1.0, 2.0, 4.0], [3.0, 1.0, 2.0], [2.0, 2.0, 2.0]] {

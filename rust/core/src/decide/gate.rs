@@ -1,103 +1,53 @@
-//! The decisions for an engine whose own scheduler keeps the queues and the KV blocks (vLLM's).
+//! The decisions for an engine with its own queues and KV blocks (vLLM).
 //!
-//! It composes the same decision objects as [`crate::exclusive`] does ([`Ledger`], [`Phase`], [`Chunker`],
-//! [`Buckets`]), but owns neither a queue nor a block: it is told who holds a slot and blocks, and answers.
+//! [`Gate`] composes the same decision objects as [`crate::exclusive`]: [`Ledger`], [`Phase`], [`Chunker`] and
+//! [`Buckets`]. It owns neither a queue nor a block. The engine reports which requests it admits and releases, and asks
+//! for each decision.
 
 use super::chunk::{Chunker, Pack};
+use super::kv_group::KvGroup;
 use super::ledger::{Candidate, Ledger, Wait, WorstCase};
 use super::phase::{Decision, Kind, Phase, PhaseInputs};
 use super::step::check_step;
 use crate::config::{Buckets, Config, KvAdmission};
 use crate::error::Error;
-use crate::request::{Row, Rows, outputs_max};
+use crate::request::{Row, Slab, outputs_max};
 
-/// How many blocks the layers of one KV cache group hold of one request.
-#[derive(Clone, Copy, Debug)]
-pub struct Group {
-    /// Tokens of a block.
-    pub block_size: u32,
-    /// Blocks beyond those that hold the tokens.
-    pub extra: u32,
-    /// Most blocks that it ever holds: a sliding window lets older ones go, a recurrent state has a fixed number.
-    pub blocks_max: Option<u32>,
-}
-
-impl Group {
-    fn blocks(&self, tokens: u32) -> u64 {
-        let blocks = u64::from(tokens.div_ceil(self.block_size)) + u64::from(self.extra);
-        self.blocks_max.map_or(blocks, |most| blocks.min(most.into()))
-    }
-}
-
-/// What the engine adds to a [`Config`].
+/// Settings of the engine that are not in a [`Config`].
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// Most requests that hold a slot at once, where that is fewer than the configuration says.
+    /// Most requests with a batch slot at once. The bound of the configuration counts too if it is lower.
     pub slots_max: u32,
-    /// The KV cache groups; all take their blocks from one pool.
-    pub groups: Vec<Group>,
-    /// Blocks kept free when a request starts while others hold some.
+    /// The KV cache groups, all of which allocate from one block pool.
+    pub groups: Vec<KvGroup>,
+    /// KV blocks that stay free when a request is admitted while others have reservations.
     pub watermark: u32,
-    /// Whether the cap on long prompts is never below an even share of the step's tokens.
+    /// Whether the long-prefill threshold is never below an even share of the step's tokens.
     pub adaptive_threshold: bool,
-    /// Most tokens of a decode row: one, and those drafted.
+    /// Most tokens of a decode row: one, plus the drafts.
     pub decode_width: u32,
 }
 
-/// The head of the queue, as admission is asked about it.
+/// The head of the queue, as input of [`Gate::refuse`].
 #[derive(Clone, Copy, Debug)]
 pub struct Head {
-    /// Blocks that it needs at worst.
-    pub need: u32,
-    /// Its handle, where it holds blocks already.
+    /// Worst-case KV blocks of the request.
+    pub needed_blocks: u32,
+    /// Handle of the request, if it has a reservation already.
     pub row: Option<Row>,
-    /// Tokens that are to be computed, hits in the prefix cache not deducted.
+    /// Prompt tokens to compute, prefix-cache hits not deducted.
     pub rest: u32,
-    /// Requests that run or wait, itself included.
-    pub requests: usize,
-    /// Whether a prompt is part done.
+    /// Number of running and waiting requests, including this one.
+    pub num_requests: usize,
+    /// Whether a running request is prefilling.
     pub prefill_in_progress: bool,
 }
 
-/// How far a running request is, as the engine counts.
-#[derive(Clone, Copy, Debug)]
-pub struct Progress {
-    /// Tokens computed, those of steps in flight included.
-    pub computed: i64,
-    /// Tokens known.
-    pub tokens: i64,
-    /// Tokens drafted for the next step.
-    pub drafts: i64,
-    /// Outputs of steps in flight, drafts included.
-    pub placeholders: i64,
-    /// Tokens of the prompt.
-    pub prompt: i64,
-    /// Most outputs.
-    pub max_tokens: i64,
-    /// The first step in which the engine would run it again.
-    pub eligible_step: i64,
-}
-
-impl Progress {
-    /// Whether the engine would give it an output token in step `step`. A prompt that is part done is not asked
-    /// here, nor one that is computed again with its outputs. With an output in flight it gets one only while that
-    /// output is not sure to be the last, and never beyond the model's length.
-    pub fn decodes(&self, step: i64, max_model_len: u32) -> bool {
-        let prompt_left = self.computed < self.prompt.max(self.tokens - 1);
-        let sure = self.computed + 2 - self.placeholders;
-        if prompt_left || (self.placeholders > 0 && sure >= self.prompt + self.max_tokens) {
-            return false;
-        }
-        let known = self.tokens + self.drafts + self.placeholders;
-        self.eligible_step <= step && known > self.computed && self.computed + 1 < i64::from(max_model_len)
-    }
-}
-
-/// The decisions, and who holds what.
+/// The decisions, with the reservations and batch slots that they depend on.
 #[derive(Clone, Debug)]
 pub struct Gate {
     worst_case: WorstCase,
-    groups: Vec<Group>,
+    groups: Vec<KvGroup>,
     decode_width: u32,
     prefills_max: u32,
     token_buckets: Buckets,
@@ -105,15 +55,15 @@ pub struct Gate {
     ledger: Ledger,
     phase: Phase,
     chunker: Chunker,
-    rows: Rows<()>,
+    rows: Slab<()>,
     pack: Pack,
-    /// The choice for the step that is being planned.
+    /// Decision for the step that is being planned.
     decision: Option<Decision>,
 }
 
 impl Gate {
-    /// The decisions for `config`. Refused where requests are admitted as if each grew to `max_model_len` and
-    /// not even one of those fits the cache.
+    /// Return a gate without requests. Returns [`Error::Invalid`] if `kv_admission` is `max_model_len` and a sequence
+    /// of that length does not fit the KV cache.
     pub fn new(config: &Config, rules: Rules) -> Result<Self, Error> {
         let Rules { slots_max, groups, watermark, adaptive_threshold, decode_width } = rules;
         let mut chunker = Chunker::new(config);
@@ -135,14 +85,14 @@ impl Gate {
             ledger: Ledger::new(config.max_num_seqs.min(slots_max), config.num_blocks).with_watermark(watermark),
             phase: Phase::new(config),
             chunker,
-            rows: Rows::default(),
+            rows: Slab::default(),
             pack: Pack::new(config.max_prefills_per_batch),
             decision: None,
         };
         let longest = gate.longest();
         if config.kv_admission == KvAdmission::MaxModelLen && gate.ledger.fits_ever(longest).is_err() {
             let expected = format!(
-                "one whose {longest} KV blocks fit the {} usable ones, with kv_admission 'max_model_len'",
+                "a length that needs at most {} KV blocks, not {longest}, with kv_admission 'max_model_len'",
                 config.num_blocks
             );
             return Err(Error::invalid("max_model_len", config.max_model_len, expected));
@@ -150,9 +100,12 @@ impl Gate {
         Ok(gate)
     }
 
-    /// Blocks that a request needs at worst; an error when it can never run. A `session` may be continued
-    /// with further prompts, so it may come to the longest sequence.
-    pub fn need(&self, prompt: u64, max_tokens: u64, session: bool) -> Result<u32, Error> {
+    /// Return the worst-case KV blocks of a request. A `session` may continue with further prompts, so its worst case
+    /// is the longest sequence.
+    ///
+    /// Returns [`Error::Invalid`] for an empty prompt or no output tokens, [`Error::PromptTooLong`] for a prompt longer
+    /// than `max_model_len`, and [`Error::NeverFits`] for a worst case larger than the whole KV cache.
+    pub fn needed_blocks(&self, prompt: u64, max_tokens: u64, session: bool) -> Result<u32, Error> {
         let max_model_len = self.worst_case.max_model_len;
         if prompt == 0 {
             return Err(Error::invalid("prompt", "0 tokens", "at least 1"));
@@ -167,9 +120,9 @@ impl Gate {
         let max_tokens = u32::try_from(max_tokens).unwrap_or(u32::MAX);
         let outputs = outputs_max(prompt, max_tokens, max_model_len);
         let tokens = if session { max_model_len } else { self.worst_case.tokens(prompt, outputs) };
-        let need = self.blocks(tokens);
-        self.ledger.fits_ever(need)?;
-        Ok(need)
+        let needed_blocks = self.blocks(tokens);
+        self.ledger.fits_ever(needed_blocks)?;
+        Ok(needed_blocks)
     }
 
     fn blocks(&self, tokens: u32) -> u32 {
@@ -177,89 +130,90 @@ impl Gate {
         u32::try_from(blocks).unwrap_or(u32::MAX)
     }
 
-    /// Reserves `need` blocks, and a slot, for a request that is to start.
-    pub fn enter(&mut self, need: u32) -> Row {
+    /// Reserve `needed_blocks` KV blocks and a batch slot for a request, and return its handle.
+    pub fn admit(&mut self, needed_blocks: u32) -> Row {
         let row = self.rows.insert(());
-        self.ledger.hold(row, need);
+        self.ledger.admit(row, needed_blocks);
         row
     }
 
-    /// Gives a holder of blocks a slot, unless it has one; `false` for a stale handle.
-    pub fn seat(&mut self, row: Row) -> bool {
-        self.of(row, Ledger::seat)
+    /// Give a request a batch slot, unless it has one. Returns `false` for a stale handle.
+    pub fn take_slot(&mut self, row: Row) -> bool {
+        self.change(row, Ledger::take_slot)
     }
 
-    /// Takes the slot back and leaves the blocks; `false` for a stale handle.
-    pub fn unseat(&mut self, row: Row) -> bool {
-        self.of(row, Ledger::unseat)
+    /// Free the batch slot of a request and keep its reservation. Returns `false` for a stale handle.
+    pub fn free_slot(&mut self, row: Row) -> bool {
+        self.change(row, Ledger::free_slot)
     }
 
-    /// Takes back all that is held; `false` for a stale handle.
-    pub fn leave(&mut self, row: Row) -> bool {
-        let held = self.of(row, Ledger::release);
+    /// Release the reservation and the batch slot of a request. Returns `false` for a stale handle.
+    pub fn release(&mut self, row: Row) -> bool {
+        let known = self.change(row, Ledger::release);
         self.rows.remove(row);
-        held
+        known
     }
 
-    fn of(&mut self, row: Row, change: impl Fn(&mut Ledger, Row)) -> bool {
-        let held = self.rows.get(row).is_some();
-        if held {
+    fn change(&mut self, row: Row, change: impl Fn(&mut Ledger, Row)) -> bool {
+        let known = self.rows.get(row).is_some();
+        if known {
             change(&mut self.ledger, row);
         }
-        held
+        known
     }
 
-    /// Starts to choose the prompts of a step.
+    /// Start to select the prompts of a step.
     pub fn begin(&mut self) {
         self.pack = Pack::new(self.prefills_max);
     }
 
-    /// Why the head may not start now; `None` when it may.
+    /// Return why the head is not admitted now, or `None` if it fits.
     pub fn refuse(&self, head: &Head) -> Option<Wait> {
-        let batch_full = !self.pack.fits(&self.chunker, head.rest, head.requests);
+        let batch_full = !self.pack.fits(&self.chunker, head.rest, head.num_requests);
         let row = head.row.filter(|&row| self.rows.get(row).is_some());
-        let Head { need, prefill_in_progress, .. } = *head;
-        self.ledger.refuse(&Candidate { need, row, prefill_in_progress, batch_full })
+        let Head { needed_blocks, prefill_in_progress, .. } = *head;
+        self.ledger.refuse(&Candidate { needed_blocks, row, prefill_in_progress, batch_full })
     }
 
-    /// Counts a prompt among those of the step; `false` when it does not fit beside the others.
-    pub fn pack(&mut self, rest: u32, requests: usize) -> bool {
-        self.pack.add(&self.chunker, rest, requests)
+    /// Add a prompt with `rest` tokens to compute to the step. Returns `false` if the step's token or row capacity is
+    /// exhausted.
+    pub fn pack(&mut self, rest: u32, num_requests: usize) -> bool {
+        self.pack.add(&self.chunker, rest, num_requests)
     }
 
-    /// Lets a prompt go that was counted but is not in the step after all.
+    /// Remove a prompt that was added by [`Gate::pack`] and that the engine did not schedule.
     pub fn unpack(&mut self, rest: u32) {
         self.pack.remove(rest);
     }
 
-    /// Most tokens of the step: those of the next chunk where one prompt runs alone and is cut, else of the
-    /// largest bucket.
-    pub fn budget(&mut self, rest: u32, requests: usize) -> u32 {
-        let whole = self.token_buckets.last();
+    /// Return the token budget of a step that starts with a prompt of `rest` tokens to compute: the next chunk if the
+    /// prompt is the only one and does not fit in full, the largest token bucket otherwise.
+    pub fn budget(&mut self, rest: u32, num_requests: usize) -> u32 {
+        let largest = self.token_buckets.last();
         if self.pack.prompts() > 1 {
-            return whole;
+            return largest;
         }
-        let chunk = self.chunker.chunk(rest, requests);
-        if chunk < rest { chunk } else { whole }
+        let chunk = self.chunker.chunk(rest, num_requests);
+        if chunk < rest { chunk } else { largest }
     }
 
-    /// Chooses what the step does.
+    /// Decide whether the step prefills or decodes.
     pub fn decide(&mut self, inputs: PhaseInputs) -> Decision {
         *self.decision.insert(self.phase.decide(inputs))
     }
 
-    /// Whether a prompt that may start would wait for decode steps that are owed.
+    /// Whether a head that fits would wait for decode steps that are due under the interleave bound.
     pub fn interleaves(&self, decode_ready: bool) -> bool {
         let inputs = PhaseInputs { prefill_wanted: true, decode_ready, throttle_prefills: false };
         self.phase.decide(inputs).interleaved
     }
 
-    /// Counts the step that was chosen and is sure to run. A prefill that could not be placed may have become
-    /// a decode step.
+    /// Record that the step of the last [`Gate::decide`] runs as `kind`. A decided prefill may run as a decode if the
+    /// engine could not schedule its prompts.
     pub fn ran(&mut self, kind: Kind) {
-        let Some(chosen) = self.decision.take() else { return };
-        let decision = if chosen.kind == kind {
-            chosen
+        let Some(decided) = self.decision.take() else { return };
+        let decision = if decided.kind == kind {
+            decided
         } else {
             let decode = kind == Kind::Decode;
             self.phase.decide(PhaseInputs { prefill_wanted: !decode, decode_ready: decode, throttle_prefills: false })
@@ -267,8 +221,10 @@ impl Gate {
         self.phase = self.phase.completed(decision);
     }
 
-    /// Checks a prefill step; answers its padded counts and the compiled size. `rows`: whether each has prompt
-    /// tokens left, and its count. The last row carries the padding.
+    /// Check a prefill step, and return the padded token count of each row and the token bucket.
+    ///
+    /// `rows` has for each row whether it is prefilling, and its unpadded count. The last row carries the padding.
+    /// Returns [`Error::BadStep`] with the request's `name` if no compiled graph can run the step.
     pub fn pad_prefill<N: std::fmt::Display>(
         &self,
         rows: &[(bool, i64)],
@@ -285,7 +241,7 @@ impl Gate {
         Ok((padded, bucket))
     }
 
-    /// Checks a decode step and answers the compiled number of rows.
+    /// Check a decode step, and return the batch bucket. Arguments and errors are those of [`Gate::pad_prefill`].
     pub fn pad_decode<N: std::fmt::Display>(
         &self,
         rows: impl Iterator<Item = (bool, i64)> + Clone,
@@ -297,12 +253,12 @@ impl Gate {
         Ok(padded)
     }
 
-    /// Who holds what.
+    /// The reservations and batch slots.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// Blocks of the longest sequence.
+    /// KV blocks of a sequence of `max_model_len` tokens.
     pub fn longest(&self) -> u32 {
         self.blocks(self.worst_case.max_model_len)
     }
@@ -326,61 +282,64 @@ mod tests {
         Config::resolve(&raw).unwrap()
     }
 
-    const FULL: Group = Group { block_size: 16, extra: 0, blocks_max: None };
+    const FULL: KvGroup = KvGroup { block_size: 16, extra: 0, blocks_max: None };
 
-    fn rules(groups: &[Group]) -> Rules {
+    fn rules(groups: &[KvGroup]) -> Rules {
         let groups = groups.to_vec();
         Rules { slots_max: 8, groups, watermark: 0, adaptive_threshold: false, decode_width: 1 }
     }
 
-    fn gate(config: &Config, groups: &[Group]) -> Gate {
+    fn gate(config: &Config, groups: &[KvGroup]) -> Gate {
         Gate::new(config, rules(groups)).unwrap()
     }
 
     #[test]
-    fn every_group_has_its_own_rule() {
-        let window = Group { block_size: 16, extra: 1, blocks_max: Some(4) };
-        let state = Group { block_size: 1, extra: 2, blocks_max: Some(2) };
+    fn the_worst_case_is_the_sum_over_the_groups() {
+        let window = KvGroup { block_size: 16, extra: 1, blocks_max: Some(4) };
+        let state = KvGroup { block_size: 1, extra: 2, blocks_max: Some(2) };
         let gate = gate(&config(|raw| raw.num_blocks = Some(100)), &[FULL, window, state]);
-        assert_eq!(gate.need(20, 1, false), Ok(2 + 3 + 2));
-        assert_eq!(gate.need(100, 10, false), Ok(7 + 4 + 2));
-        assert_eq!(gate.need(1, 1, true), Ok(8 + 4 + 2));
+        assert_eq!(gate.needed_blocks(20, 1, false), Ok(2 + 3 + 2));
+        assert_eq!(gate.needed_blocks(100, 10, false), Ok(7 + 4 + 2));
+        assert_eq!(gate.needed_blocks(1, 1, true), Ok(8 + 4 + 2));
     }
 
     #[test]
-    fn what_can_never_run_is_refused_with_numbers() {
+    fn a_request_that_can_never_be_admitted_is_refused_with_counts() {
         let gate = gate(&config(|raw| raw.num_blocks = Some(4)), &[FULL]);
-        let text = |prompt, max_tokens| gate.need(prompt, max_tokens, false).unwrap_err().to_string();
+        let text = |prompt, max_tokens| gate.needed_blocks(prompt, max_tokens, false).unwrap_err().to_string();
         assert_eq!(text(0, 3), "prompt: 0 tokens: expected at least 1");
         assert_eq!(text(129, 1), "prompt: 129 tokens: expected at most max_model_len = 128");
-        assert_eq!(text(70, 4), "kv: 5 blocks at worst: expected at most the 4 blocks of the whole cache");
+        assert_eq!(text(70, 4), "kv: 5 blocks in the worst case: expected at most 4 blocks, the whole KV cache");
         assert_eq!(text(1, 0), "max_tokens: 0: expected a whole number from 1");
     }
 
     #[test]
-    fn the_longest_sequence_must_fit_where_it_is_what_counts() {
+    fn a_cache_smaller_than_max_model_len_is_refused_with_that_admission_rule() {
         let config = config(|raw| raw.kv_admission = Some("max_model_len".into()));
         let error = Gate::new(&config, rules(&[FULL, FULL])).unwrap_err().to_string();
-        assert!(error.starts_with("max_model_len: 128: expected one whose 16 KV blocks fit the 10"), "{error}");
+        assert!(
+            error.starts_with("max_model_len: 128: expected a length that needs at most 10 KV blocks, not 16"),
+            "{error}"
+        );
     }
 
     #[test]
     fn a_stale_handle_changes_nothing() {
         let mut gate = gate(&config(|_| {}), &[FULL]);
-        let row = gate.enter(3);
-        assert!(gate.leave(row) && !gate.leave(row) && !gate.seat(row) && !gate.unseat(row));
-        let other = gate.enter(4);
-        assert!(!gate.leave(row));
-        assert_eq!((gate.ledger().seated(), gate.ledger().reserved()), (1, 4));
-        assert!(gate.leave(Row::from_bits(other.to_bits())));
+        let row = gate.admit(3);
+        assert!(gate.release(row) && !gate.release(row) && !gate.take_slot(row) && !gate.free_slot(row));
+        let other = gate.admit(4);
+        assert!(!gate.release(row));
+        assert_eq!((gate.ledger().slots_used(), gate.ledger().reserved()), (1, 4));
+        assert!(gate.release(Row::from_bits(other.to_bits())));
     }
 
     #[test]
-    fn a_cut_prompt_runs_alone_with_its_chunk() {
+    fn a_prompt_that_is_split_runs_alone_with_its_chunk() {
         let mut gate = gate(&config(|raw| raw.max_prefills_per_batch = Some(2)), &[FULL]);
         gate.begin();
         assert!(gate.pack(100, 2));
-        let head = Head { need: 1, row: None, rest: 1, requests: 2, prefill_in_progress: false };
+        let head = Head { needed_blocks: 1, row: None, rest: 1, num_requests: 2, prefill_in_progress: false };
         assert_eq!((gate.budget(100, 2), gate.refuse(&head)), (64, Some(Wait::PrefillBatchFull)));
         gate.unpack(100);
         assert!(gate.pack(40, 2) && gate.pack(24, 2));
@@ -388,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefill_that_became_a_decode_counts_as_decode() {
+    fn a_decided_prefill_that_runs_as_a_decode_counts_as_a_decode() {
         let mut gate = gate(&config(|raw| raw.max_consecutive_prefill_steps = Some(1)), &[FULL]);
         let inputs = PhaseInputs { prefill_wanted: true, decode_ready: true, throttle_prefills: false };
         assert_eq!(gate.decide(inputs).kind, Kind::Prefill);
@@ -400,29 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn v14_ready_as_long_as_the_output_in_flight_is_not_the_last() {
-        let start = Progress {
-            computed: 10,
-            tokens: 11,
-            drafts: 0,
-            placeholders: 0,
-            prompt: 10,
-            max_tokens: 3,
-            eligible_step: 0,
-        };
-        let at = |computed, tokens, placeholders| Progress { computed, tokens, placeholders, ..start }.decodes(1, 100);
-        assert!(at(10, 11, 0) && at(10, 10, 1) && at(11, 11, 1));
-        assert!(!at(12, 12, 1), "two outputs are known, the third is in flight");
-        assert!(!at(11, 11, 0), "all known tokens are computed");
-        assert!(!at(9, 10, 0) && !at(10, 12, 0), "a prompt is left, or outputs that are computed again");
-        assert!(!Progress { eligible_step: 2, ..start }.decodes(1, 100));
-        assert!(Progress { tokens: 10, drafts: 1, ..start }.decodes(1, 100));
-        let end = Progress { computed: 99, tokens: 100, max_tokens: 200, ..start };
-        assert!(!end.decodes(1, 100) && end.decodes(1, 101));
-    }
-
-    #[test]
-    fn violations_are_found_whatever_the_size() {
+    fn bad_steps_are_refused_at_every_size() {
         let gate = gate(&config(|_| {}), &[FULL]);
         let rows = |rows: &'static [(bool, i64)]| rows.iter().copied();
         let name = |at: usize| ["a", "b", "c"][at];

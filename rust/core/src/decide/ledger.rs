@@ -1,39 +1,39 @@
-//! Admission: who may hold a slot and KV blocks, and why somebody may not yet.
+//! Admission: whether a request gets a batch slot and a KV reservation, and the reason if it does not.
 //!
-//! A request reserves its worst case when it starts, so a running request can always go on and nobody is
-//! ever preempted. Sharing by content is ignored here, which errs on the safe side.
+//! An admitted request reserves its worst case, so a running request can always allocate its next block and no request
+//! is ever preempted. Reservations ignore blocks shared through the prefix cache: sharing only lowers the real need.
 
 use crate::config::KvAdmission;
 use crate::error::Error;
 use crate::request::Row;
 
-/// Why the head of the queue waits. `Slots` to `Kv` are admission's, in the order in which they are tested.
+/// Why the head of the queue is waiting. Admission tests `Slots` to `Kv` in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Wait {
     /// The caller has paused the scheduler.
     Paused,
-    /// Nobody who waits is ready: all wait for something outside the scheduler.
+    /// Every waiting request waits for an event outside the scheduler.
     Blocked,
-    /// Every slot is held.
+    /// Every batch slot is in use.
     Slots,
-    /// A prompt is part done and goes first.
+    /// A running request is still prefilling, and its prompt comes first.
     PrefillInProgress,
-    /// As many prompts start in this step as may, or their tokens fill the largest bucket.
+    /// The step has `max_prefills_per_batch` prompts, or the head's prompt does not fit in full beside them.
     PrefillBatchFull,
-    /// The KV cache cannot take its worst case besides everybody else's.
+    /// The worst case of the head does not fit the KV cache beside the reservations.
     Kv,
-    /// It may start, but decode steps are owed to the running requests.
+    /// The head fits, but decode steps are due under the interleave bound.
     Interleave,
-    /// It may start, but the caller asked to hold prefills back.
+    /// The head fits, but the caller asked for no prefills.
     Throttled,
-    /// It may start, but a step is running.
+    /// The head fits, but a step is in flight.
     StepRunning,
-    /// Nothing holds it: the next step starts it.
+    /// The head fits: the next step admits it.
     Ready,
 }
 
 impl Wait {
-    /// The stable name, for metrics and messages.
+    /// Stable name, for metrics and messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Paused => "paused",
@@ -50,27 +50,27 @@ impl Wait {
     }
 }
 
-/// The most KV blocks that a request can come to hold.
+/// The rule for the most KV blocks that a request can need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorstCase {
-    /// Which rule counts.
+    /// Whether the bound is `max_tokens` or `max_model_len`.
     pub rule: KvAdmission,
-    /// Tokens of a block.
+    /// Tokens per block.
     pub block_size: u32,
-    /// The longest sequence.
+    /// Length of the longest sequence, in tokens.
     pub max_model_len: u32,
-    /// Tokens beyond the next one for which slots are kept.
+    /// KV slots kept beyond the last token, for speculative tokens.
     pub lookahead: u32,
 }
 
 impl WorstCase {
-    /// Blocks of a request with that prompt that emits at most `outputs` tokens. The last token is never
-    /// written to the cache, hence the `- 1`.
+    /// Return the most blocks of a request with `prompt` prompt tokens and at most `outputs` output tokens.
     pub fn blocks(&self, prompt: u32, outputs: u32) -> u32 {
         self.tokens(prompt, outputs).div_ceil(self.block_size)
     }
 
-    /// Tokens in the cache of such a request, those kept beyond the last one included.
+    /// Return the most KV slots of a request with `prompt` prompt tokens and at most `outputs` output tokens, including
+    /// the lookahead. The last output is never written to the KV cache.
     pub fn tokens(&self, prompt: u32, outputs: u32) -> u32 {
         let last = match self.rule {
             KvAdmission::MaxModelLen => self.max_model_len,
@@ -79,221 +79,226 @@ impl WorstCase {
         last.max(prompt)
     }
 
-    /// Blocks that hold `tokens` and the slots kept beyond them.
+    /// Return the number of blocks for `tokens` tokens and the lookahead.
     pub fn blocks_for(&self, tokens: u32) -> u32 {
-        self.slots_for(tokens).div_ceil(self.block_size)
+        self.kv_slots_for(tokens).div_ceil(self.block_size)
     }
 
-    /// Slots for `tokens` and those kept beyond them.
-    pub fn slots_for(&self, tokens: u32) -> u32 {
+    /// Return the number of KV slots for `tokens` tokens and the lookahead.
+    pub fn kv_slots_for(&self, tokens: u32) -> u32 {
         self.capped(u64::from(tokens)).max(tokens)
     }
 
+    /// Return `tokens` plus the lookahead, at most `max_model_len`.
     fn capped(&self, tokens: u64) -> u32 {
         let most = u64::from(self.max_model_len);
         u32::try_from((tokens + u64::from(self.lookahead)).min(most)).expect("max_model_len is 32 bits")
     }
 }
 
-/// What admission is asked about the head of the queue.
+/// The head of the queue, as input of [`Ledger::refuse`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Candidate {
-    /// Blocks that it needs at worst.
-    pub need: u32,
-    /// Its row, where it holds blocks already.
+    /// Worst-case KV blocks of the request.
+    pub needed_blocks: u32,
+    /// Handle of the request, if it has a reservation already.
     pub row: Option<Row>,
-    /// Whether a prompt is part done.
+    /// Whether a running request is prefilling.
     pub prefill_in_progress: bool,
-    /// Whether the prompts chosen for this step leave no room for it.
+    /// Whether the prompts of this step leave no capacity for the request.
     pub batch_full: bool,
 }
 
-/// What one request holds.
 #[derive(Clone, Copy, Debug)]
-struct Held {
-    need: u32,
-    seated: bool,
+struct Reservation {
+    blocks: u32,
+    has_slot: bool,
 }
 
-/// Slots and promised KV blocks.
+/// The batch slots in use and the reserved KV blocks.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     slots: u32,
     usable: u32,
     watermark: u32,
-    /// By row index; `None` where nothing is held.
-    held: Vec<Option<Held>>,
-    seated: u32,
-    holders: u32,
+    /// By row index.
+    reservations: Vec<Option<Reservation>>,
+    slots_used: u32,
+    num_reservations: u32,
     reserved: u32,
 }
 
 impl Ledger {
-    /// A ledger over `slots` places in the batch and `usable` KV blocks.
+    /// Return a ledger of `slots` batch slots and `usable` KV blocks, all free.
     pub fn new(slots: u32, usable: u32) -> Self {
-        Self { slots, usable, watermark: 0, held: Vec::new(), seated: 0, holders: 0, reserved: 0 }
+        Self { slots, usable, watermark: 0, reservations: Vec::new(), slots_used: 0, num_reservations: 0, reserved: 0 }
     }
 
-    /// Keeps `blocks` more free whenever a request starts while others hold blocks.
+    /// Keep `blocks` more KV blocks free whenever a request is admitted while others have reservations.
     #[must_use]
     pub fn with_watermark(self, blocks: u32) -> Self {
         Self { watermark: blocks, ..self }
     }
 
-    /// Refuses what would not fit an empty cache.
-    pub fn fits_ever(&self, need: u32) -> Result<(), Error> {
-        if need > self.usable {
-            return Err(Error::NeverFits { needed: need.into(), usable: self.usable.into(), unit: "blocks" });
+    /// Return [`Error::NeverFits`] if `needed_blocks` is larger than the whole KV cache.
+    pub fn fits_ever(&self, needed_blocks: u32) -> Result<(), Error> {
+        if needed_blocks > self.usable {
+            return Err(Error::NeverFits { needed: needed_blocks.into(), usable: self.usable.into(), unit: "blocks" });
         }
         Ok(())
     }
 
-    /// Why the candidate may not start now; `None` when it may.
+    /// Return why the candidate is not admitted now, or `None` if it fits.
     pub fn refuse(&self, candidate: &Candidate) -> Option<Wait> {
-        let held = candidate.row.and_then(|row| self.entry(row));
-        if held.is_none_or(|held| !held.seated) && self.seated >= self.slots {
+        let reservation = candidate.row.and_then(|row| self.get(row));
+        let has_slot = reservation.is_some_and(|reservation| reservation.has_slot);
+        if !has_slot && self.slots_used >= self.slots {
             Some(Wait::Slots)
         } else if candidate.prefill_in_progress {
             Some(Wait::PrefillInProgress)
         } else if candidate.batch_full {
             Some(Wait::PrefillBatchFull)
-        } else if held.is_none() && candidate.need > self.usable.saturating_sub(self.promised()) {
+        } else if reservation.is_none()
+            && candidate.needed_blocks > self.usable.saturating_sub(self.reserved_with_watermark())
+        {
             Some(Wait::Kv)
         } else {
             None
         }
     }
 
-    /// Gives `row` a slot and reserves `need` blocks for it.
-    pub fn hold(&mut self, row: Row, need: u32) {
-        self.reserve(row, need);
-        self.seat(row);
+    /// Reserve `blocks` KV blocks and a batch slot for `row`.
+    pub fn admit(&mut self, row: Row, blocks: u32) {
+        self.reserve(row, blocks);
+        self.take_slot(row);
     }
 
-    /// Reserves `need` blocks for `row`, without a slot.
-    pub fn reserve(&mut self, row: Row, need: u32) {
-        if self.held.len() <= row.index() {
-            self.held.resize(row.index() + 1, None);
+    /// Reserve `blocks` KV blocks for `row`, without a batch slot.
+    pub fn reserve(&mut self, row: Row, blocks: u32) {
+        if self.reservations.len() <= row.index() {
+            self.reservations.resize(row.index() + 1, None);
         }
-        let before = self.held[row.index()].replace(Held { need, seated: false });
+        let before = self.reservations[row.index()].replace(Reservation { blocks, has_slot: false });
         assert!(before.is_none(), "a request reserves once");
-        self.holders += 1;
-        self.reserved += need;
+        self.num_reservations += 1;
+        self.reserved += blocks;
     }
 
-    /// Gives `row`, which has reserved blocks, a slot, unless it has one.
-    pub fn seat(&mut self, row: Row) {
-        let held = self.held[row.index()].as_mut().expect("only a holder is seated");
-        self.seated += u32::from(!held.seated);
-        held.seated = true;
+    /// Give `row`, which has a reservation, a batch slot unless it has one.
+    pub fn take_slot(&mut self, row: Row) {
+        let reservation = self.reservations[row.index()].as_mut().expect("a request with a slot has a reservation");
+        self.slots_used += u32::from(!reservation.has_slot);
+        reservation.has_slot = true;
     }
 
-    /// Takes the slot of `row` back, if it has one; its blocks stay reserved.
-    pub fn unseat(&mut self, row: Row) {
-        let held = self.held[row.index()].as_mut().expect("only a holder is unseated");
-        self.seated -= u32::from(held.seated);
-        held.seated = false;
+    /// Free the batch slot of `row`, if it has one. Its blocks stay reserved.
+    pub fn free_slot(&mut self, row: Row) {
+        let reservation = self.reservations[row.index()].as_mut().expect("a request with a slot has a reservation");
+        self.slots_used -= u32::from(reservation.has_slot);
+        reservation.has_slot = false;
     }
 
-    /// Takes back the slot and the blocks of `row`.
+    /// Release the batch slot and the reservation of `row`.
     pub fn release(&mut self, row: Row) {
-        self.unseat(row);
-        let held = self.held[row.index()].take().expect("only a holder is released");
-        self.holders -= 1;
-        self.reserved -= held.need;
+        self.free_slot(row);
+        let reservation = self.reservations[row.index()].take().expect("a request has a reservation until its release");
+        self.num_reservations -= 1;
+        self.reserved -= reservation.blocks;
     }
 
-    /// Blocks reserved by `row`, if it holds any.
-    pub fn held(&self, row: Row) -> Option<u32> {
-        self.entry(row).map(|held| held.need)
+    /// Return the number of blocks reserved by `row`, or `None` if it has no reservation.
+    pub fn reservation(&self, row: Row) -> Option<u32> {
+        self.get(row).map(|reservation| reservation.blocks)
     }
 
-    /// Requests that hold a slot.
-    pub fn seated(&self) -> u32 {
-        self.seated
+    /// Number of batch slots in use.
+    pub fn slots_used(&self) -> u32 {
+        self.slots_used
     }
 
-    /// Blocks promised to those that hold some.
+    /// Number of KV blocks in all reservations.
     pub fn reserved(&self) -> u32 {
         self.reserved
     }
 
-    /// Blocks of the whole cache.
+    /// Number of KV blocks of the whole cache.
     pub fn usable(&self) -> u32 {
         self.usable
     }
 
-    fn entry(&self, row: Row) -> Option<Held> {
-        self.held.get(row.index()).copied().flatten()
+    fn get(&self, row: Row) -> Option<Reservation> {
+        self.reservations.get(row.index()).copied().flatten()
     }
 
-    /// Blocks that nobody who starts may count on.
-    fn promised(&self) -> u32 {
-        self.reserved + if self.holders > 0 { self.watermark } else { 0 }
+    /// Blocks that are not available to a new request.
+    fn reserved_with_watermark(&self) -> u32 {
+        self.reserved + if self.num_reservations > 0 { self.watermark } else { 0 }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::Rows;
+    use crate::request::Slab;
 
     const RULE: WorstCase = WorstCase { rule: KvAdmission::Reserve, block_size: 16, max_model_len: 128, lookahead: 0 };
 
     #[test]
-    fn v25_the_last_token_needs_no_slot() {
+    fn v25_the_last_token_needs_no_kv_slot() {
         let blocks =
             [(60, 4), (61, 4), (62, 4), (64, 1), (64, 2)].map(|(prompt, outputs)| RULE.blocks(prompt, outputs));
         assert_eq!(blocks, [4, 4, 5, 4, 5]);
     }
 
     #[test]
-    fn lookahead_is_capped_by_the_model_length() {
+    fn lookahead_is_capped_by_max_model_len() {
         let rule = WorstCase { lookahead: 40, ..RULE };
         assert_eq!((rule.blocks(60, 4), rule.blocks(120, 8), rule.blocks_for(1)), (7, 8, 3));
-        let seed = WorstCase { rule: KvAdmission::MaxModelLen, ..RULE };
-        assert_eq!(seed.blocks(1, 1), 8);
+        let longest = WorstCase { rule: KvAdmission::MaxModelLen, ..RULE };
+        assert_eq!(longest.blocks(1, 1), 8);
     }
 
     #[test]
-    fn reasons_in_their_order() {
-        let mut slab = Rows::default();
+    fn refusal_reasons_are_tested_in_order() {
+        let mut slab = Slab::default();
         let rows = [slab.insert(()), slab.insert(())];
         let mut ledger = Ledger::new(2, 10);
-        ledger.hold(rows[0], 6);
-        let all = Candidate { need: 5, prefill_in_progress: true, batch_full: true, ..Candidate::default() };
+        ledger.admit(rows[0], 6);
+        let all = Candidate { needed_blocks: 5, prefill_in_progress: true, batch_full: true, ..Candidate::default() };
         let part = Candidate { prefill_in_progress: false, ..all };
         let kv = Candidate { batch_full: false, ..part };
         assert_eq!(ledger.refuse(&all), Some(Wait::PrefillInProgress));
         assert_eq!(ledger.refuse(&part), Some(Wait::PrefillBatchFull));
         assert_eq!(ledger.refuse(&kv), Some(Wait::Kv));
-        let fits = Candidate { need: 4, batch_full: false, ..part };
+        let fits = Candidate { needed_blocks: 4, batch_full: false, ..part };
         assert_eq!(ledger.refuse(&fits), None);
-        ledger.hold(rows[1], 4);
+        ledger.admit(rows[1], 4);
         assert_eq!(ledger.refuse(&all), Some(Wait::Slots));
         ledger.release(rows[0]);
-        assert_eq!((ledger.seated(), ledger.reserved(), ledger.held(rows[0])), (1, 4, None));
+        assert_eq!((ledger.slots_used(), ledger.reserved(), ledger.reservation(rows[0])), (1, 4, None));
         assert!(ledger.fits_ever(10).is_ok() && ledger.fits_ever(11).is_err());
     }
 
     #[test]
-    fn who_holds_blocks_without_a_slot_needs_no_more_of_them() {
-        let mut slab = Rows::default();
+    fn a_request_with_a_reservation_needs_only_a_slot() {
+        let mut slab = Slab::default();
         let rows = [slab.insert(()), slab.insert(())];
         let mut ledger = Ledger::new(1, 10).with_watermark(2);
-        let ask = |ledger: &Ledger, need, row| ledger.refuse(&Candidate { need, row, ..Candidate::default() });
+        let ask = |ledger: &Ledger, needed_blocks, row| {
+            ledger.refuse(&Candidate { needed_blocks, row, ..Candidate::default() })
+        };
         assert_eq!((ask(&ledger, 10, None), ask(&ledger, 11, None)), (None, Some(Wait::Kv)));
         ledger.reserve(rows[0], 6);
         assert_eq!((ask(&ledger, 2, None), ask(&ledger, 3, None)), (None, Some(Wait::Kv)));
         assert_eq!(ask(&ledger, 6, Some(rows[0])), None);
-        ledger.hold(rows[1], 2);
+        ledger.admit(rows[1], 2);
         assert_eq!(ask(&ledger, 6, Some(rows[0])), Some(Wait::Slots));
         assert_eq!(ask(&ledger, 2, Some(rows[1])), None);
-        ledger.unseat(rows[1]);
-        ledger.seat(rows[0]);
-        assert_eq!((ledger.seated(), ledger.reserved()), (1, 8));
+        ledger.free_slot(rows[1]);
+        ledger.take_slot(rows[0]);
+        assert_eq!((ledger.slots_used(), ledger.reserved()), (1, 8));
         ledger.release(rows[0]);
         ledger.release(rows[1]);
-        assert_eq!((ledger.seated(), ledger.reserved()), (0, 0));
+        assert_eq!((ledger.slots_used(), ledger.reserved()), (0, 0));
     }
 }

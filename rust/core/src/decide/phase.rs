@@ -1,21 +1,21 @@
-//! Prefill or decode? A step is all one or all the other, since the two are separate compiled graphs.
+//! The choice between prefill and decode. A step is all of one kind, because the two are separate compiled graphs.
 
 use crate::config::Config;
 
-/// What a step does.
+/// Kind of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// Nothing.
+    /// No request runs.
     #[default]
     Idle,
-    /// Computes prompt tokens.
+    /// The step computes prompt tokens.
     Prefill,
-    /// Computes one token of each request that is ready.
+    /// The step computes one token of each request that can decode.
     Decode,
 }
 
 impl Kind {
-    /// The stable name.
+    /// Stable name, for metrics and messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -25,66 +25,65 @@ impl Kind {
     }
 }
 
-/// What the choice depends on.
+/// Inputs of [`Phase::decide`].
 #[derive(Clone, Copy, Debug)]
 pub struct PhaseInputs {
-    /// A prompt is part done, or the head of the queue may start.
+    /// Whether a running request is prefilling or the head of the queue fits.
     pub prefill_wanted: bool,
-    /// At least one request could decode now.
+    /// Whether a request can decode now.
     pub decode_ready: bool,
-    /// The caller asks to hold prefills back while there is something to decode.
+    /// Whether the caller asks for no prefill while a request can decode.
     pub throttle_prefills: bool,
 }
 
-/// A choice, and what its completion needs to know about the moment it was taken.
+/// A decision of [`Phase::decide`], with the inputs that [`Phase::completed`] needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// What the step does.
+    /// Kind of the step.
     pub kind: Kind,
-    /// A prefill was wanted and decode steps that were owed came first.
+    /// Whether a prefill was wanted and decode steps due under the interleave bound come first.
     pub interleaved: bool,
     decode_ready: bool,
-    owed: u32,
+    decodes_due: u32,
 }
 
-/// Prefill first, with a bound on how long that may starve running requests, and a bound on how long the
-/// repayment may starve prompts.
+/// The interleave bound: prefill comes first, up to a streak after which decode steps are due.
 ///
-/// With `max_consecutive_prefill_steps = p` and `min_decode_steps = d`: at most `p` prefill steps lie
-/// between two chances to decode of a ready request, and while a prefill is wanted and not throttled at
-/// most `d` decode steps lie between two prefill steps. Decode steps taken while no prompt wanted to
-/// start do not count against a newcomer.
+/// With `max_consecutive_prefill_steps = p` and `min_decode_steps = d`, at most `p` prefill steps lie between two
+/// decode opportunities of a running request. While a prefill is wanted and not throttled, at most `d` decode steps lie
+/// between two prefill steps. Decode steps that run while no prefill is wanted do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Phase {
     prefills_max: Option<u32>,
     decodes_min: u32,
-    /// Prefill steps since the last decode step, counted while a decode was ready.
-    run: u32,
-    /// Decode steps still owed.
-    owed: u32,
+    /// Prefill steps since the last decode step or since the last step in which no request could decode.
+    prefill_streak: u32,
+    /// Decode steps due before the next prefill step.
+    decodes_due: u32,
 }
 
 impl Phase {
-    /// The rule with the bounds of `config`, nothing owed.
+    /// Return the rule with the bounds of `config` and no decode step due.
     pub fn new(config: &Config) -> Self {
         Self {
             prefills_max: config.max_consecutive_prefill_steps,
             decodes_min: config.min_decode_steps,
-            run: 0,
-            owed: 0,
+            prefill_streak: 0,
+            decodes_due: 0,
         }
     }
 
-    /// Chooses. Pure: what is owed moves in [`Phase::completed`] only, so a step may be planned again.
+    /// Decide the kind of the next step. The state changes in [`Phase::completed`] only, so a step can be planned
+    /// again.
     pub fn decide(&self, inputs: PhaseInputs) -> Decision {
         let PhaseInputs { prefill_wanted, decode_ready, throttle_prefills } = inputs;
         let contested = prefill_wanted && decode_ready;
-        let owed = match self.prefills_max {
+        let decodes_due = match self.prefills_max {
             Some(_) if !contested => 0,
-            Some(most) if self.owed == 0 && self.run >= most => self.decodes_min,
-            _ => self.owed,
+            Some(most) if self.decodes_due == 0 && self.prefill_streak >= most => self.decodes_min,
+            _ => self.decodes_due,
         };
-        let interleaved = contested && owed > 0;
+        let interleaved = contested && decodes_due > 0;
         let kind = if decode_ready && (interleaved || throttle_prefills || !prefill_wanted) {
             Kind::Decode
         } else if prefill_wanted {
@@ -92,18 +91,19 @@ impl Phase {
         } else {
             Kind::Idle
         };
-        Decision { kind, interleaved, decode_ready, owed }
+        Decision { kind, interleaved, decode_ready, decodes_due }
     }
 
-    /// The state after a step so decided has run.
+    /// Return the state after a step with `decision` has run.
     #[must_use]
     pub fn completed(self, decision: Decision) -> Self {
         match decision.kind {
             Kind::Idle => self,
             Kind::Prefill => {
-                Self { run: if decision.decode_ready { self.run + 1 } else { 0 }, owed: decision.owed, ..self }
+                let prefill_streak = if decision.decode_ready { self.prefill_streak + 1 } else { 0 };
+                Self { prefill_streak, decodes_due: decision.decodes_due, ..self }
             }
-            Kind::Decode => Self { run: 0, owed: decision.owed.saturating_sub(1), ..self },
+            Kind::Decode => Self { prefill_streak: 0, decodes_due: decision.decodes_due.saturating_sub(1), ..self },
         }
     }
 }
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     fn phase(p: Option<u32>, d: u32) -> Phase {
-        Phase { prefills_max: p, decodes_min: d, run: 0, owed: 0 }
+        Phase { prefills_max: p, decodes_min: d, prefill_streak: 0, decodes_due: 0 }
     }
 
     fn run(phase: &mut Phase, prefill_wanted: bool, decode_ready: bool, throttle_prefills: bool) -> Kind {
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn v11_ordinary_decodes_do_not_count_against_a_newcomer() {
+    fn v11_decode_steps_without_a_waiting_prompt_do_not_count() {
         let mut phase = phase(Some(2), 2);
         for _ in 0..50 {
             assert_eq!(run(&mut phase, false, true, false), Kind::Decode);
@@ -134,13 +134,13 @@ mod tests {
     }
 
     #[test]
-    fn v10_without_the_knob_prefill_comes_first_for_ever() {
+    fn v10_without_max_consecutive_prefill_steps_prefill_always_comes_first() {
         let mut phase = phase(None, 1);
         assert!((0..100).all(|_| run(&mut phase, true, true, false) == Kind::Prefill));
     }
 
     #[test]
-    fn prefills_while_nothing_can_decode_are_not_counted() {
+    fn prefill_steps_while_no_request_can_decode_do_not_count() {
         let mut phase = phase(Some(1), 1);
         assert!((0..9).all(|_| run(&mut phase, true, false, false) == Kind::Prefill));
         assert_eq!(run(&mut phase, true, true, false), Kind::Prefill);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn throttling_holds_prefills_back_but_never_idles() {
+    fn throttling_delays_prefills_only_while_a_request_can_decode() {
         let mut phase = phase(Some(1), 3);
         assert_eq!(run(&mut phase, true, false, true), Kind::Prefill);
         assert!((0..9).all(|_| run(&mut phase, true, true, true) == Kind::Decode));

@@ -1,89 +1,101 @@
-//! Completing a step: the only way in which counts move.
+//! Completion: `complete` is the only call that changes the counts of a request.
 
 use std::sync::Arc;
 
 use super::completion::{Completion, Finish, Tokens};
-use super::request::{Place, Request};
-use super::running::{Lane, Lanes};
-use super::scheduler::{ExclusiveScheduler, Pending};
+use super::request::{Request, RequestState, RunningRequest};
+use super::running::RunningRequests;
+use super::scheduler::{ExclusiveScheduler, InFlight};
 use crate::config::TOKENS_MAX;
 use crate::decide::{Kind, WorstCase};
 use crate::error::Error;
-use crate::request::{Row, Rows, Sequence, UNKNOWN_TOKEN};
+use crate::request::{Row, Sequence, Slab, UNKNOWN_TOKEN};
 
-impl Pending {
+impl InFlight {
     /// Whether the request of the row at `at` ended since the step was planned.
-    pub(super) fn is_dropped(&self, at: usize, requests: &Rows<Request>) -> bool {
-        let runs = |row: Row| requests.get(row).is_some_and(|request| request.place == Place::Running);
-        self.disturbed && self.step.rows.get(at).is_some_and(|&row| !runs(row))
+    pub(super) fn is_dropped(&self, at: usize, requests: &Slab<Request>) -> bool {
+        let is_running = |row: Row| requests.get(row).is_some_and(|request| request.state == RequestState::Running);
+        self.any_ended && self.step.rows.get(at).is_some_and(|&row| !is_running(row))
     }
 
-    /// Positions in the step of the rows that are still there.
-    fn rows_left<'a>(&'a self, requests: &'a Rows<Request>) -> impl Iterator<Item = usize> + 'a {
+    /// Return the positions in the step of the rows with a running request.
+    fn live_rows<'a>(&'a self, requests: &'a Slab<Request>) -> impl Iterator<Item = usize> + 'a {
         (0..self.step.rows.len()).filter(|&at| !self.is_dropped(at, requests))
     }
 
-    /// Those, each with its place among the running requests. Both keep the order of admission.
-    fn live<'a>(&'a self, requests: &'a Rows<Request>, lanes: &'a Lanes) -> impl Iterator<Item = (usize, usize)> + 'a {
+    /// Return for each live row its position in the step and among the running requests. Both are ascending.
+    fn live_positions<'a>(
+        &'a self,
+        requests: &'a Slab<Request>,
+        running: &'a RunningRequests,
+    ) -> impl Iterator<Item = (usize, usize)> + 'a {
         let mut from = 0;
-        self.rows_left(requests).map(move |at| {
-            let place = self.place(at, from, lanes);
-            from = place + 1;
-            (at, place)
+        self.live_rows(requests).map(move |at| {
+            let position = self.position(at, from, running);
+            from = position + 1;
+            (at, position)
         })
     }
 
-    /// The place among the running requests of the row at `at`, which is not before `from`.
-    fn place(&self, at: usize, from: usize, lanes: &Lanes) -> usize {
+    /// Return the position among the running requests of the row at `at`, which is `from` or later.
+    fn position(&self, at: usize, from: usize, running: &RunningRequests) -> usize {
         if let Some(first) = self.first {
             return first + at;
         }
-        let found = lanes.rows()[from..].iter().position(|&row| row == self.step.rows[at]);
-        from + found.expect("a row that did not end has a lane")
+        let found = running.rows()[from..].iter().position(|&row| row == self.step.rows[at]);
+        from + found.expect("a live row is among the running requests")
     }
 }
 
 impl ExclusiveScheduler {
-    /// Completes the step with that number, which must be the one that is due. A refused call changes
-    /// nothing.
+    /// Complete the step with id `step` and return the emitted tokens.
+    ///
+    /// Returns [`Error::NotDue`] if another step is due, and [`Error::Invalid`] if `tokens` does not match the step.
     pub fn complete(&mut self, step: u64, tokens: Tokens<'_>) -> Result<&Arc<Completion>, Error> {
-        let pending = self.due(step)?;
-        self.check_tokens(pending, tokens)?;
+        let in_flight = self.due(step)?;
+        self.check_tokens(in_flight, tokens)?;
         Ok(self.apply(tokens, 1))
     }
 
-    /// How many decode steps in a row, the one that is due included, are certain to be equal as long as
-    /// nobody is added or cancelled; 1 when the step that is due is no decode step.
+    /// Number of identical decode steps guaranteed to follow, including the one in flight, if no request is added or
+    /// cancelled; 1 if the step that is due is not a decode step.
     pub fn decode_horizon(&self) -> u32 {
-        self.pending.front().map_or(1, |pending| pending.horizon)
+        self.in_flight.front().map_or(1, |in_flight| in_flight.horizon)
     }
 
-    /// Completes a decode step and plans and completes it again until it has run `times` times, at most
-    /// [`ExclusiveScheduler::decode_horizon`]. Leaves the same state as step by step; the outcomes are
-    /// those of the last step.
+    /// Complete the decode step with id `step` and the `times - 1` identical steps after it, and return the outcomes of
+    /// the last one.
+    ///
+    /// The result equals that of planning and completing each step. Returns [`Error::Invalid`] if `times` is above
+    /// [`ExclusiveScheduler::decode_horizon`].
     pub fn complete_decodes(&mut self, step: u64, times: u32) -> Result<&Arc<Completion>, Error> {
-        let pending = self.due(step)?;
-        let horizon = pending.horizon;
+        let in_flight = self.due(step)?;
+        let horizon = in_flight.horizon;
         if !(1..=horizon).contains(&times) {
-            return Err(Error::invalid("times", times, format!("from 1 to the horizon, {horizon}")));
+            return Err(Error::invalid(
+                "times",
+                times,
+                format!("a whole number from 1 to {horizon}, the decode horizon"),
+            ));
         }
-        self.check_tokens(pending, Tokens::LeftOut)?;
-        self.turn_wheel(self.lanes.next_clock(), times - 1);
+        self.check_tokens(in_flight, Tokens::LeftOut)?;
+        self.allocate_due_blocks(self.running.next_clock(), times - 1);
         Ok(self.apply(Tokens::LeftOut, times))
     }
 
-    fn due(&self, step: u64) -> Result<&Pending, Error> {
-        match self.pending.front() {
-            Some(pending) if pending.step.id == step => Ok(pending),
-            _ if self.pending.iter().any(|pending| pending.step.id == step) => {
-                Err(Error::NotDue("step: planned ahead: the step before it must be completed first"))
+    fn due(&self, step: u64) -> Result<&InFlight, Error> {
+        match self.in_flight.front() {
+            Some(in_flight) if in_flight.step.id == step => Ok(in_flight),
+            _ if self.in_flight.iter().any(|in_flight| in_flight.step.id == step) => {
+                Err(Error::NotDue("step: planned ahead: expected the step before it to be completed first"))
             }
-            _ => Err(Error::NotDue("step: not the one that is due: it was completed already, or planned again since")),
+            _ => Err(Error::NotDue("step: completed or planned again already: expected the oldest step in flight")),
         }
     }
 
-    fn check_tokens(&self, pending: &Pending, tokens: Tokens<'_>) -> Result<(), Error> {
-        let step = &*pending.step;
+    /// Check that each emitting row has a token id where one is needed, and that no other row has one.
+    fn check_tokens(&self, in_flight: &InFlight, tokens: Tokens<'_>) -> Result<(), Error> {
+        let step = &*in_flight.step;
         let fault = |value: String, expected: &str| Err(Error::invalid("tokens", value, expected));
         if let Tokens::Given(given) = tokens {
             if given.len() != step.rows.len() {
@@ -93,16 +105,22 @@ impl ExclusiveScheduler {
                 return fault(id.to_string(), &format!("token ids from 0 to {TOKENS_MAX}"));
             }
         }
-        if matches!(tokens, Tokens::LeftOut) && !self.lanes.any_told() {
+        if matches!(tokens, Tokens::LeftOut) && !self.running.any_needs_tokens() {
             return Ok(());
         }
-        for (at, lane) in pending.live(&self.requests, &self.lanes) {
+        for (at, position) in in_flight.live_positions(&self.requests, &self.running) {
             match tokens.get(at) {
                 Some(id) if !step.emits(at) => {
-                    return fault(format!("{id} at position {at}"), "None for a chunk that does not end its prompt");
+                    return fault(
+                        format!("{id} at position {at}"),
+                        "None for a chunk that is not the last of its prompt",
+                    );
                 }
-                None if self.lanes.get(lane).told && step.emits(at) => {
-                    return fault(format!("None at position {at}"), "a token id, since the prompt was given as ids");
+                None if self.running.get(position).needs_tokens && step.emits(at) => {
+                    return fault(
+                        format!("None at position {at}"),
+                        "a token id, because the prompt was given as token ids",
+                    );
                 }
                 _ => {}
             }
@@ -110,27 +128,27 @@ impl ExclusiveScheduler {
         Ok(())
     }
 
-    /// Moves the counts of the step that is due by `times` of its tokens, ends who has all it may have,
-    /// and hands out what came of it.
+    /// Add the tokens of the step that is due to the counts `times` times, end the finished requests, and return the
+    /// completion.
     fn apply(&mut self, tokens: Tokens<'_>, times: u32) -> &Arc<Completion> {
-        let pending = self.pending.pop_front().expect("a step is due");
+        let in_flight = self.in_flight.pop_front().expect("a step is due");
         let last = self.completion.take().filter(|last| Arc::strong_count(last) == 1);
         let mut completion = last.unwrap_or_default();
-        let record = Arc::get_mut(&mut completion).expect("nobody else holds it");
-        record.start(tokens);
+        let record = Arc::get_mut(&mut completion).expect("no caller holds the completion");
+        record.reset(tokens);
         if let Tokens::Given(given) = tokens {
-            self.emit(&pending, given, &mut record.finishes);
+            self.emit(&in_flight, given, &mut record.finishes);
         }
-        self.advance(&pending, times, record);
-        if self.kv.shares() {
-            self.offer_blocks(&pending);
+        self.advance(&in_flight, times, record);
+        if self.kv.has_prefix_caching() {
+            self.index_blocks(&in_flight);
         }
-        self.phase = self.phase.completed(pending.decision);
-        self.delivered.extend(self.ended.drain(..pending.step.finished.len()));
-        self.end(&pending, &record.finishes);
-        self.join();
-        let step = pending.step;
-        if self.lanes.is_empty() && self.queue.is_empty() {
+        self.phase = self.phase.completed(in_flight.decision);
+        self.reported.extend(self.ended.drain(..in_flight.step.finished.len()));
+        self.end(&in_flight, &record.finishes);
+        self.start_decoding();
+        let step = in_flight.step;
+        if self.running.is_empty() && self.queue.is_empty() {
             self.state = Kind::Idle;
         } else if !step.rows.is_empty() {
             self.state = step.kind;
@@ -140,130 +158,131 @@ impl ExclusiveScheduler {
         self.completion.insert(completion)
     }
 
-    /// Keeps the tokens that were told, and notes whom a stop token ends.
-    fn emit(&mut self, pending: &Pending, given: &[Option<u32>], finishes: &mut Vec<(usize, Finish)>) {
-        for (at, lane) in pending.live(&self.requests, &self.lanes) {
+    /// Store the given output tokens, and record the requests that a stop token ends.
+    fn emit(&mut self, in_flight: &InFlight, given: &[Option<u32>], finishes: &mut Vec<(usize, Finish)>) {
+        for (at, position) in in_flight.live_positions(&self.requests, &self.running) {
             let Some(token) = given[at] else { continue };
-            let lane = self.lanes.get(lane);
-            let before = Lane::generated(lane.computed, lane.prompt) as usize;
-            let outputs = &mut self.started[lane.seat as usize].outputs;
+            let entry = self.running.get(position);
+            let before = RunningRequest::generated(entry.computed, entry.prompt_len) as usize;
+            let outputs = &mut self.started[entry.slot as usize].outputs;
             outputs.resize(before, UNKNOWN_TOKEN);
             outputs.push(token);
-            if self.request(lane.row).stop_token_ids.contains(&token) {
+            if self.request(entry.row).stop_token_ids.contains(&token) {
                 finishes.push((at, Finish::Stop));
             }
         }
     }
 
-    /// Moves the counts, and notes who emitted nothing and who has emitted all it may.
-    fn advance(&mut self, pending: &Pending, times: u32, record: &mut Completion) {
-        let step = &*pending.step;
+    /// Move the counts, and record the rows without a token and the requests that have reached their end.
+    fn advance(&mut self, in_flight: &InFlight, times: u32, record: &mut Completion) {
+        let step = &*in_flight.step;
         let stops = record.finishes.len();
         match step.kind {
             Kind::Idle => {}
-            // Whoever decodes is in a decode step that is due.
+            // Every decoding request is in the decode step that is due.
             Kind::Decode => {
-                if self.lanes.tick(times) {
-                    self.take_spent(pending, &mut record.finishes);
+                if self.running.complete_decode(times) {
+                    self.record_at_end(in_flight, &mut record.finishes);
                 }
             }
             Kind::Prefill => {
                 let mut from = 0;
-                for at in pending.rows_left(&self.requests) {
-                    let place = pending.place(at, from, &self.lanes);
-                    from = place + 1;
-                    if self.lanes.advance(place, step.tokens(at)) {
+                for at in in_flight.live_rows(&self.requests) {
+                    let position = in_flight.position(at, from, &self.running);
+                    from = position + 1;
+                    if self.running.complete_prefill(position, step.tokens(at)) {
                         record.finishes.push((at, Finish::Length));
                     } else if !step.emits(at) {
-                        record.silent.push(at);
+                        record.without_token.push(at);
                     }
                 }
             }
         }
         if stops > 0 {
-            // Stop wins: the sort is stable, and the stops stand first.
+            // A stop token wins over the length: the sort is stable, and the stops come first.
             record.finishes.sort_by_key(|&(at, _)| at);
             record.finishes.dedup_by_key(|&mut (at, _)| at);
         }
-        if pending.disturbed {
-            record.silent.extend((0..step.rows.len()).filter(|&at| pending.is_dropped(at, &self.requests)));
-            record.silent.sort_unstable();
+        if in_flight.any_ended {
+            record.without_token.extend((0..step.rows.len()).filter(|&at| in_flight.is_dropped(at, &self.requests)));
+            record.without_token.sort_unstable();
         }
     }
 
-    fn take_spent(&mut self, pending: &Pending, finishes: &mut Vec<(usize, Finish)>) {
-        self.places.clear();
-        self.lanes.take_spent(&mut self.places);
-        if let Some(first) = pending.first {
-            finishes.extend(self.places.iter().map(|place| (place - first, Finish::Length)));
+    /// Record the requests of a decode step that have reached their end.
+    fn record_at_end(&mut self, in_flight: &InFlight, finishes: &mut Vec<(usize, Finish)>) {
+        self.positions.clear();
+        self.running.take_at_end(&mut self.positions);
+        if let Some(first) = in_flight.first {
+            finishes.extend(self.positions.iter().map(|position| (position - first, Finish::Length)));
         } else {
-            let mut spent = self.places.iter().copied().peekable();
-            let done =
-                pending.live(&self.requests, &self.lanes).filter(|&(_, place)| spent.next_if_eq(&place).is_some());
-            finishes.extend(done.map(|(at, _)| (at, Finish::Length)));
+            let mut at_end = self.positions.iter().copied().peekable();
+            let live = in_flight.live_positions(&self.requests, &self.running);
+            let finished = live.filter(|&(_, position)| at_end.next_if_eq(&position).is_some());
+            finishes.extend(finished.map(|(at, _)| (at, Finish::Length)));
         }
     }
 
-    /// Lets those whose prompt is done decode from now on.
-    fn join(&mut self) {
+    /// Move the requests with a computed prompt to the decoding requests.
+    fn start_decoding(&mut self) {
         let WorstCase { lookahead, block_size, .. } = self.worst_case;
-        while let Some((seat, computed, end_at)) = self.lanes.join() {
-            let started = &mut self.started[seat as usize];
+        while let Some((slot, computed, end_at)) = self.running.start_decoding() {
+            let started = &mut self.started[slot as usize];
             started.end_at = end_at;
             if started.may_grow(self.worst_case) {
-                let spare = started.slots(block_size) - lookahead - computed;
-                started.need_at = self.lanes.clock() + u64::from(spare);
-                self.wheel.slot(started.need_at).push(seat);
+                let spare = started.kv_slots(block_size) - lookahead - computed;
+                started.next_block_at = self.running.clock() + u64::from(spare);
+                self.blocks_due.group(started.next_block_at).push(slot);
             }
         }
     }
 
-    /// Offers the blocks that the step has filled to requests that start later. Not sooner: what a step
-    /// has not written yet must not be read by another.
-    fn offer_blocks(&mut self, pending: &Pending) {
+    /// Add the blocks that the step has filled to the prefix index. Not earlier: another request must not read KV
+    /// entries before the step that writes them has run.
+    fn index_blocks(&mut self, in_flight: &InFlight) {
         let block_size = self.worst_case.block_size;
-        for (at, lane) in pending.live(&self.requests, &self.lanes) {
-            let lane = self.lanes.get(lane);
-            let full = lane.computed / block_size;
-            if full == pending.step.computed(at) / block_size {
+        for (at, position) in in_flight.live_positions(&self.requests, &self.running) {
+            let entry = self.running.get(position);
+            let full = entry.computed / block_size;
+            if full == in_flight.step.computed(at) / block_size {
                 continue;
             }
-            let request = self.requests.get(lane.row).expect("a running request is alive");
-            let started = &mut self.started[lane.seat as usize];
+            let request = self.requests.get(entry.row).expect("a running request is alive");
+            let started = &mut self.started[entry.slot as usize];
             let sequence = Sequence { prompt: &request.prompt, outputs: &started.outputs };
-            while started.offered < full {
-                let block = started.blocks[started.offered as usize];
-                let Some(content) = self.kv.offer(&sequence, started.offered, started.content, block) else {
-                    // Behind a block of unknown content no other can be found.
-                    started.offered = u32::MAX;
+            while started.indexed < full {
+                let block = started.blocks[started.indexed as usize];
+                let Some(content) = self.kv.index_block(&sequence, started.indexed, started.content, block) else {
+                    // A block after one of unknown content can never be found.
+                    started.indexed = u32::MAX;
                     break;
                 };
                 started.content = content;
-                started.offered += 1;
+                started.indexed += 1;
             }
         }
     }
 
-    /// Takes out who ended in the step, in batch order.
-    fn end(&mut self, pending: &Pending, finishes: &[(usize, Finish)]) {
+    /// Remove the requests that finished in the step, in batch order.
+    fn end(&mut self, in_flight: &InFlight, finishes: &[(usize, Finish)]) {
         if finishes.is_empty() {
             return;
         }
         let mut from = 0;
-        let place = |&(at, _): &(usize, Finish)| {
-            let place = pending.place(at, from, &self.lanes);
-            from = place + 1;
-            place
+        let position = |&(at, _): &(usize, Finish)| {
+            let position = in_flight.position(at, from, &self.running);
+            from = position + 1;
+            position
         };
-        self.places.clear();
-        self.places.extend(finishes.iter().map(place));
-        let mut gone = std::mem::take(&mut self.gone);
-        self.lanes.remove(&self.places, &mut gone);
-        for (lane, &(_, finish)) in gone.iter().zip(finishes) {
-            self.leave(lane, Some(finish));
-            self.ended.push(lane.row);
+        self.positions.clear();
+        self.positions.extend(finishes.iter().map(position));
+        let mut removed = std::mem::take(&mut self.removed);
+        self.running.remove(&self.positions, &mut removed);
+        for (entry, &(_, finish)) in removed.iter().zip(finishes) {
+            self.release(entry, Some(finish));
+            self.ended.push(entry.row);
         }
-        gone.clear();
-        self.gone = gone;
+        removed.clear();
+        self.removed = removed;
     }
 }

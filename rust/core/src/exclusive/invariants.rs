@@ -1,100 +1,118 @@
-//! The conservation laws, as code.
+//! The invariants of the exclusive scheduler, checked after every step in debug builds.
 
 use std::collections::BTreeMap;
 
-use super::request::Place;
+use super::request::RequestState;
 use super::scheduler::ExclusiveScheduler;
 use crate::decide::WorstCase;
 use crate::error::Error;
 
 impl ExclusiveScheduler {
-    /// Verifies what must always hold: every request is in one place, every block is free or owned,
-    /// promises are kept. Runs after every step in debug builds. An error is a fault of the core.
+    /// Check every invariant: each request is in one state, each block is free or owned, and reservations fit the KV
+    /// cache. Returns [`Error::InvariantViolated`] with the first invariant that does not hold.
     pub fn check(&self) -> Result<(), Error> {
-        let law = |holds: bool, text: &str| if holds { Ok(()) } else { Err(Error::Broken(text.to_owned())) };
-        self.check_places(&law)?;
-        self.check_blocks(&law)?;
-        self.check_lanes(&law)
+        let ensure = |holds: bool, invariant: &str| {
+            if holds { Ok(()) } else { Err(Error::InvariantViolated(invariant.to_owned())) }
+        };
+        self.check_states(&ensure)?;
+        self.check_blocks(&ensure)?;
+        self.check_running(&ensure)
     }
 
-    fn check_places(&self, law: &impl Fn(bool, &str) -> Result<(), Error>) -> Result<(), Error> {
+    fn check_states(&self, ensure: &impl Fn(bool, &str) -> Result<(), Error>) -> Result<(), Error> {
         let mut waiting = 0;
         for row in self.queue.first(usize::MAX) {
             waiting += 1;
-            law(matches!(self.request(row).place, Place::Waiting(_)), "who is in the queue waits")?;
+            ensure(matches!(self.request(row).state, RequestState::Waiting(_)), "a queued request is waiting")?;
         }
-        law(waiting == self.queue.len(), "the queue knows its length")?;
-        for lane in self.lanes.iter() {
-            law(self.request(lane.row).place == Place::Running, "who has a lane runs")?;
+        ensure(waiting == self.queue.len(), "the length of the queue is the number of its requests")?;
+        for entry in self.running.iter() {
+            let running = self.request(entry.row).state == RequestState::Running;
+            ensure(running, "a request in the running table is running")?;
         }
-        for &row in self.ended.iter().chain(&self.delivered) {
-            law(matches!(self.request(row).place, Place::Ended(_)), "who is to be reported has ended")?;
+        for &row in self.ended.iter().chain(&self.reported) {
+            let ended = matches!(self.request(row).state, RequestState::Ended(_));
+            ensure(ended, "a request in the list of ended requests has ended")?;
         }
-        let placed = waiting + self.lanes.len() + self.ended.len() + self.delivered.len();
-        law(placed == self.requests.len(), "every request is in one place")?;
-        let carried: usize = self.pending.iter().map(|pending| pending.step.finished.len()).sum();
-        law(carried <= self.ended.len(), "only ends that happened are carried")
+        let listed = waiting + self.running.len() + self.ended.len() + self.reported.len();
+        ensure(listed == self.requests.len(), "every request is in one queue, table or list")?;
+        let reporting: usize = self.in_flight.iter().map(|in_flight| in_flight.step.finished.len()).sum();
+        ensure(reporting <= self.ended.len(), "steps in flight report only ended requests")
     }
 
-    fn check_blocks(&self, law: &impl Fn(bool, &str) -> Result<(), Error>) -> Result<(), Error> {
+    fn check_blocks(&self, ensure: &impl Fn(bool, &str) -> Result<(), Error>) -> Result<(), Error> {
         let pool = self.kv.pool();
         let mut owners: BTreeMap<u32, u32> = BTreeMap::new();
-        for lane in self.lanes.iter() {
-            law(self.request(lane.row).seat == Some(lane.seat), "who runs was started")?;
-            let blocks = &self.started[lane.seat as usize].blocks;
+        for entry in self.running.iter() {
+            ensure(self.request(entry.row).slot == Some(entry.slot), "a running request was started in its slot")?;
+            let blocks = &self.started[entry.slot as usize].blocks;
             for &block in blocks {
                 *owners.entry(block).or_default() += 1;
             }
-            law(
-                self.ledger.held(lane.row).is_some_and(|need| blocks.len() <= need as usize),
-                "nobody holds more than it reserved",
+            let reservation = self.ledger.reservation(entry.row);
+            ensure(
+                reservation.is_some_and(|reserved| blocks.len() <= reserved as usize),
+                "a request has no more blocks than it reserved",
             )?;
         }
         for (&block, &count) in &owners {
-            law(
+            ensure(
                 (1..=pool.total()).contains(&block) && pool.refs(block) == count,
-                "a block's references are its owners",
+                "the references of a block are its owners",
             )?;
         }
-        law(owners.len() + pool.free() as usize == pool.total() as usize, "free and owned blocks are all blocks")?;
-        law(pool.returned().all(|block| pool.refs(block) == 0), "a free block has no owner")?;
-        let reserved: u32 = self.lanes.iter().filter_map(|lane| self.ledger.held(lane.row)).sum();
-        law(reserved == self.ledger.reserved() && reserved <= self.ledger.usable(), "promises are within the cache")?;
-        law(self.lanes.len() == self.ledger.seated() as usize, "who runs holds a slot")
+        ensure(owners.len() + pool.num_free() as usize == pool.total() as usize, "every block is free or owned")?;
+        ensure(pool.returned().all(|block| pool.refs(block) == 0), "a free block has no owner")?;
+        let reserved: u32 = self.running.iter().filter_map(|entry| self.ledger.reservation(entry.row)).sum();
+        ensure(
+            reserved == self.ledger.reserved() && reserved <= self.ledger.usable(),
+            "the sum of all reservations is counted and fits the KV cache",
+        )?;
+        ensure(self.running.len() == self.ledger.slots_used() as usize, "every running request uses one slot")
     }
 
-    fn check_lanes(&self, law: &impl Fn(bool, &str) -> Result<(), Error>) -> Result<(), Error> {
+    fn check_running(&self, ensure: &impl Fn(bool, &str) -> Result<(), Error>) -> Result<(), Error> {
         let WorstCase { lookahead, block_size, .. } = self.worst_case;
-        let then = self.lanes.decoding_then();
-        let (mut on_wheel, mut first_end) = (0, u32::MAX);
-        for (at, lane) in self.lanes.iter().enumerate() {
-            law(lane.decoding == (lane.computed >= lane.prompt), "who has its prompt done decodes")?;
-            law(lane.prefilling() == (at >= then), "prompts that are part done are the newest")?;
-            law(lane.computed < lane.end.max(lane.prompt) && lane.projected() <= lane.end, "who is done has left")?;
-            let started = &self.started[lane.seat as usize];
-            let slots = started.slots(block_size);
-            law(lane.projected() <= slots, "planned tokens have slots")?;
-            if lane.decoding {
-                first_end = first_end.min(lane.end - lane.computed);
-                let end_at = self.lanes.clock() + u64::from(lane.end - lane.computed);
-                law(started.end_at == end_at, "who decodes knows its end")?;
+        let projected_decoding = self.running.projected_decoding();
+        let (mut may_grow, mut first_end) = (0, u32::MAX);
+        for (at, entry) in self.running.iter().enumerate() {
+            let computed_prompt = entry.computed >= entry.prompt_len;
+            ensure(entry.decoding == computed_prompt, "a request with a computed prompt is decoding")?;
+            ensure(entry.prefilling() == (at >= projected_decoding), "the prefilling requests are the newest")?;
+            ensure(
+                entry.computed < entry.end.max(entry.prompt_len) && entry.projected() <= entry.end,
+                "a request at its end is not running",
+            )?;
+            let started = &self.started[entry.slot as usize];
+            let kv_slots = started.kv_slots(block_size);
+            ensure(entry.projected() <= kv_slots, "planned tokens have KV slots")?;
+            if entry.decoding {
+                first_end = first_end.min(entry.end - entry.computed);
+                let end_at = self.running.clock() + u64::from(entry.end - entry.computed);
+                ensure(started.end_at == end_at, "a decoding request ends at its end clock")?;
                 if started.may_grow(self.worst_case) {
-                    on_wheel += 1;
-                    let need_at = self.lanes.clock() + u64::from(slots - lookahead - lane.computed);
-                    law(started.need_at == need_at, "who decodes knows when it needs a block")?;
+                    may_grow += 1;
+                    let next_block_at = self.running.clock() + u64::from(kv_slots - lookahead - entry.computed);
+                    ensure(
+                        started.next_block_at == next_block_at,
+                        "a decoding request needs a block at its block clock",
+                    )?;
                 }
             }
             let planned: u32 = self
-                .pending
+                .in_flight
                 .iter()
-                .filter_map(|pending| {
-                    let at = pending.step.rows.iter().position(|&row| row == lane.row)?;
-                    Some(pending.step.tokens(at))
+                .filter_map(|in_flight| {
+                    let at = in_flight.step.rows.iter().position(|&row| row == entry.row)?;
+                    Some(in_flight.step.tokens(at))
                 })
                 .sum();
-            law(lane.planned == planned, "planned tokens are those of the planned steps")?;
+            ensure(entry.planned == planned, "planned tokens are those of the steps in flight")?;
         }
-        law(self.lanes.decoding() == 0 || self.lanes.horizon() == first_end, "the first end is known")?;
-        law(self.wheel.len() == on_wheel, "who decodes and may need blocks is on the wheel")
+        ensure(
+            self.running.decoding() == 0 || self.running.horizon() == first_end,
+            "the next end is that of a decoding request",
+        )?;
+        ensure(self.blocks_due.len() == may_grow, "every decoding request that may need blocks is in a group")
     }
 }

@@ -1,36 +1,35 @@
-//! The scheduler: its state, and how a request enters and leaves it.
+//! The state of the exclusive scheduler, and how requests are added, cancelled and released.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::blocks_due::Wheel;
+use super::blocks_due::BlocksDue;
 use super::completion::{Completion, Finish};
-use super::request::{NewRequest, Place, Request, Started};
-use super::running::{Lane, Lanes};
-
+use super::request::{NewRequest, Request, RequestState, RunningRequest, Started};
+use super::running::RunningRequests;
 use crate::config::{Buckets, Config};
 use crate::decide::{Candidate, Chunker, Decision, Kind, Ledger, Phase, Step, Wait, WorstCase};
 use crate::error::Error;
 use crate::kv::KvCache;
 use crate::queue::Queue;
-use crate::request::{Row, Rows, outputs_max};
+use crate::request::{Row, Slab, outputs_max};
 
-/// A planned step that was not completed.
+/// A step in flight: planned and not yet completed.
 #[derive(Clone, Debug)]
-pub(super) struct Pending {
+pub(super) struct InFlight {
     pub(super) step: Arc<Step>,
     pub(super) decision: Decision,
-    /// Whether requests ended since: rows of the step may then be of no more concern.
-    pub(super) disturbed: bool,
-    /// The head that was left waiting, and why.
-    pub(super) left: Option<(Row, Wait)>,
-    /// Decode steps certain to be equal, this one included.
+    /// Whether a running request ended since the step was planned. Rows of the step may then have no live request.
+    pub(super) any_ended: bool,
+    /// The head that was not admitted when the step was planned, and the reason.
+    pub(super) head_wait: Option<(Row, Wait)>,
+    /// Number of identical decode steps guaranteed to follow, this one included.
     pub(super) horizon: u32,
-    /// Position of its first row among the running requests, where its rows follow each other without a gap.
+    /// Position of the step's first row among the running requests, if the step's rows are contiguous there.
     pub(super) first: Option<usize>,
 }
 
-/// The scheduler.
+/// Scheduler with steps that are all prefill or all decode.
 #[derive(Clone, Debug)]
 pub struct ExclusiveScheduler {
     pub(super) worst_case: WorstCase,
@@ -42,33 +41,32 @@ pub struct ExclusiveScheduler {
     pub(super) chunker: Chunker,
     pub(super) kv: KvCache,
     pub(super) queue: Queue,
-    pub(super) requests: Rows<Request>,
-    /// By seat.
+    pub(super) requests: Slab<Request>,
+    /// The requests that were started, by batch slot.
     pub(super) started: Vec<Started>,
-    /// Seats that are free.
-    pub(super) vacant: Vec<u32>,
-    /// Running requests in order of admission.
-    pub(super) lanes: Lanes,
-    pub(super) wheel: Wheel,
-    /// Planned steps, the one that is due first; at most two.
-    pub(super) pending: VecDeque<Pending>,
-    /// Ended requests whose end no completed step has carried, in order.
+    /// Batch slots that no request uses.
+    pub(super) free_slots: Vec<u32>,
+    pub(super) running: RunningRequests,
+    pub(super) blocks_due: BlocksDue,
+    /// At most two steps, the one that is due first.
+    pub(super) in_flight: VecDeque<InFlight>,
+    /// Requests that ended and that no completed step has reported, in order.
     pub(super) ended: Vec<Row>,
-    /// Requests whose end was delivered; kept until the next planning, so that the step that has just
-    /// been completed stays readable.
-    pub(super) delivered: Vec<Row>,
+    /// Requests that the last completed step reported as ended. They are removed when the next step is planned, so that
+    /// the last step stays readable.
+    pub(super) reported: Vec<Row>,
     pub(super) state: Kind,
     pub(super) next_step: u64,
-    /// Steps and a completion that nobody may hold any more, to be filled again.
+    /// Steps and a completion to reuse once no caller holds them.
     pub(super) spare: Vec<Arc<Step>>,
     pub(super) completion: Option<Arc<Completion>>,
-    /// Room for who ends in a step: positions among the running, and what was there.
-    pub(super) places: Vec<usize>,
-    pub(super) gone: Vec<Lane>,
+    /// Buffers for the requests that end in a step: positions among the running requests, and their last values.
+    pub(super) positions: Vec<usize>,
+    pub(super) removed: Vec<RunningRequest>,
 }
 
 impl ExclusiveScheduler {
-    /// A scheduler without requests.
+    /// Return a scheduler without requests.
     pub fn new(config: &Config) -> Self {
         Self {
             worst_case: WorstCase {
@@ -85,25 +83,27 @@ impl ExclusiveScheduler {
             chunker: Chunker::new(config),
             kv: KvCache::new(config.num_blocks, config.block_size, config.prefix_caching),
             queue: Queue::new(config.policy),
-            requests: Rows::default(),
+            requests: Slab::default(),
             started: Vec::new(),
-            vacant: Vec::new(),
-            lanes: Lanes::new(),
-            wheel: Wheel::new(config.block_size),
-            pending: VecDeque::with_capacity(2),
+            free_slots: Vec::new(),
+            running: RunningRequests::new(),
+            blocks_due: BlocksDue::new(config.block_size),
+            in_flight: VecDeque::with_capacity(2),
             ended: Vec::new(),
-            delivered: Vec::new(),
+            reported: Vec::new(),
             state: Kind::Idle,
             next_step: 0,
             spare: Vec::new(),
             completion: None,
-            places: Vec::new(),
-            gone: Vec::new(),
+            positions: Vec::new(),
+            removed: Vec::new(),
         }
     }
 
-    /// Queues a request. Refused are a prompt longer than the model takes and a worst case larger than
-    /// the whole cache, since neither could ever run.
+    /// Add a request to the queue.
+    ///
+    /// Returns [`Error::Invalid`] for a bad value, [`Error::PromptTooLong`] for a prompt longer than `max_model_len`,
+    /// and [`Error::NeverFits`] for a worst case larger than the whole KV cache.
     pub fn add(&mut self, request: NewRequest) -> Result<Row, Error> {
         let NewRequest { prompt, max_tokens, priority, stop_token_ids, sampling } = request;
         prompt.check()?;
@@ -116,132 +116,134 @@ impl ExclusiveScheduler {
         }
         let length = u32::try_from(length).expect("at most max_model_len");
         let outputs_max = outputs_max(length, max_tokens, max_model_len);
-        let need = self.worst_case.blocks(length, outputs_max);
-        self.ledger.fits_ever(need)?;
-        let place = Place::Running;
-        let seat = None;
-        let request = Request { prompt, priority, stop_token_ids, sampling, outputs_max, need, place, seat };
+        let needed_blocks = self.worst_case.blocks(length, outputs_max);
+        self.ledger.fits_ever(needed_blocks)?;
+        // The ticket of the state `Waiting` is known only once the request has a row.
+        let state = RequestState::Running;
+        let slot = None;
+        let request = Request { prompt, priority, stop_token_ids, sampling, outputs_max, needed_blocks, state, slot };
         let row = self.requests.insert(request);
         let ticket = self.queue.push(row, priority);
-        self.doubt_horizon();
-        self.request_mut(row).place = Place::Waiting(ticket);
+        self.invalidate_horizon();
+        self.request_mut(row).state = RequestState::Waiting(ticket);
         Ok(row)
     }
 
-    /// Ends a request at once, wherever it stands; `false` when it is not alive.
+    /// Cancel a waiting or running request at once. Returns `false` if the request has ended already.
     pub fn cancel(&mut self, row: Row) -> bool {
         let Some(request) = self.requests.get_mut(row) else { return false };
-        match std::mem::replace(&mut request.place, Place::Ended(None)) {
-            Place::Waiting(ticket) => {
+        match std::mem::replace(&mut request.state, RequestState::Ended(None)) {
+            RequestState::Waiting(ticket) => {
                 let removed = self.queue.remove(request.priority, ticket);
                 assert!(removed, "a waiting request is in the queue");
             }
-            Place::Running => {
-                let at = self.lane_of(row).expect("a running request has a lane");
-                let lane = self.lanes.get(at);
-                self.lanes.remove(&[at], &mut Vec::new());
-                self.leave(&lane, None);
+            RequestState::Running => {
+                let at = self.running_position(row).expect("a running request has a position");
+                let entry = self.running.get(at);
+                self.running.remove(&[at], &mut Vec::new());
+                self.release(&entry, None);
             }
-            ended @ Place::Ended(_) => {
-                request.place = ended;
+            ended @ RequestState::Ended(_) => {
+                request.state = ended;
                 return false;
             }
         }
         self.ended.push(row);
-        self.doubt_horizon();
+        self.invalidate_horizon();
         true
     }
 
-    /// Requests whose end the last completed step delivered.
-    pub fn delivered(&self) -> &[Row] {
-        &self.delivered
+    /// Requests that the last completed step reported as ended.
+    pub fn reported(&self) -> &[Row] {
+        &self.reported
     }
 
-    /// Idle when nothing waits and nothing runs, else what the last completed step did.
+    /// Kind of the last completed step; [`Kind::Idle`] if no request was waiting or running after it.
     pub fn state(&self) -> Kind {
         self.state
     }
 
-    /// Requests in the queue.
+    /// Number of waiting requests.
     pub fn num_waiting(&self) -> usize {
         self.queue.len()
     }
 
-    /// Requests that hold a slot.
+    /// Number of running requests.
     pub fn num_running(&self) -> usize {
-        self.lanes.len()
+        self.running.len()
     }
 
-    /// KV blocks that nobody holds, those with a content that may be shared included.
+    /// Number of KV blocks that no request references, cached blocks included.
     pub fn free_blocks(&self) -> u32 {
-        self.kv.pool().free()
+        self.kv.pool().num_free()
     }
 
-    /// KV blocks promised to running requests.
+    /// Number of KV blocks reserved by running requests.
     pub fn reserved_blocks(&self) -> u32 {
         self.ledger.reserved()
     }
 
-    /// Bytes held for the table of requests and the queue; token ids that were given are not counted.
+    /// Bytes of heap memory of the request table and the queue, without the token ids of the prompts.
     pub fn heap_bytes(&self) -> usize {
         self.requests.heap_bytes() + self.queue.heap_bytes()
     }
 
     pub(super) fn request(&self, row: Row) -> &Request {
-        self.requests.get(row).expect("a row in a queue or a lane is alive")
+        self.requests.get(row).expect("a waiting or running request is alive")
     }
 
     pub(super) fn request_mut(&mut self, row: Row) -> &mut Request {
-        self.requests.get_mut(row).expect("a row in a queue or a lane is alive")
+        self.requests.get_mut(row).expect("a waiting or running request is alive")
     }
 
-    pub(super) fn lane_of(&self, row: Row) -> Option<usize> {
-        self.lanes.rows().iter().position(|&other| other == row)
+    pub(super) fn running_position(&self, row: Row) -> Option<usize> {
+        self.running.rows().iter().position(|&other| other == row)
     }
 
-    /// Whether a prompt is part done once the planned steps have run. Prompts that are part done are the
-    /// newest of the running requests: nobody starts beside them.
+    /// Whether a running request has prompt tokens left once the planned steps have run. Only the newest request needs
+    /// a look, because no request is admitted while a prompt is prefilling.
     pub(super) fn prefill_in_progress(&self) -> bool {
-        self.lanes.last_prefilling()
+        self.running.newest_prefilling()
     }
 
-    /// The choice of `phase` once the planned steps have run.
+    /// Return the decision of `phase` once the planned steps have run.
     pub(super) fn decide(&self, phase: &Phase, throttle_prefills: bool) -> Decision {
         let prefill_wanted =
             self.prefill_in_progress() || self.refused_head().is_some_and(|(_, refused)| refused.is_none());
-        let decode_ready = self.lanes.iter().any(|lane| lane.ready());
+        let decode_ready = self.running.iter().any(|request| request.ready());
         phase.decide(crate::decide::PhaseInputs { prefill_wanted, decode_ready, throttle_prefills })
     }
 
-    /// The head of the queue, and admission's word on it.
+    /// Return the head of the queue, and the reason if admission refuses it.
     pub(super) fn refused_head(&self) -> Option<(Row, Option<Wait>)> {
         let row = self.queue.head()?;
-        let need = self.request(row).need;
+        let needed_blocks = self.request(row).needed_blocks;
         let prefill_in_progress = self.prefill_in_progress();
-        Some((row, self.ledger.refuse(&Candidate { need, prefill_in_progress, ..Candidate::default() })))
+        Some((row, self.ledger.refuse(&Candidate { needed_blocks, prefill_in_progress, ..Candidate::default() })))
     }
 
-    /// What was certain of the steps after the pending one no longer is.
-    pub(super) fn doubt_horizon(&mut self) {
-        for pending in &mut self.pending {
-            pending.horizon = 1;
+    /// Mark the precomputed run of identical decode steps as no longer valid.
+    pub(super) fn invalidate_horizon(&mut self) {
+        for in_flight in &mut self.in_flight {
+            in_flight.horizon = 1;
         }
     }
 
-    /// Frees what the request of `lane`, already out of the table, holds.
-    pub(super) fn leave(&mut self, lane: &Lane, finish: Option<Finish>) {
-        self.ledger.release(lane.row);
-        let request = self.requests.get_mut(lane.row).expect("a running request is alive");
-        request.place = Place::Ended(finish);
-        let started = &mut self.started[lane.seat as usize];
-        started.computed = lane.computed;
-        if lane.decoding && started.may_grow(self.worst_case) {
-            self.wheel.remove(started.need_at, lane.seat);
+    /// Release the reservation, the batch slot and the KV blocks of a request that was removed from the running
+    /// requests.
+    pub(super) fn release(&mut self, entry: &RunningRequest, finish: Option<Finish>) {
+        self.ledger.release(entry.row);
+        let request = self.requests.get_mut(entry.row).expect("a running request is alive");
+        request.state = RequestState::Ended(finish);
+        let started = &mut self.started[entry.slot as usize];
+        started.computed = entry.computed;
+        if entry.decoding && started.may_grow(self.worst_case) {
+            self.blocks_due.remove(started.next_block_at, entry.slot);
         }
         self.kv.release(&started.blocks);
-        for pending in &mut self.pending {
-            pending.first = None;
-            pending.disturbed = true;
+        for in_flight in &mut self.in_flight {
+            in_flight.first = None;
+            in_flight.any_ended = true;
         }
     }
 }

@@ -1,69 +1,69 @@
-//! The state of one request, as a caller sees it.
+//! A snapshot of one request for the caller.
 
 use super::completion::Finish;
-use super::request::Place;
-use super::running::Lane;
+use super::request::{RequestState, RunningRequest};
 use super::scheduler::ExclusiveScheduler;
 use crate::request::{Prompt, Row};
 
 /// Status of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// In the queue.
+    /// In the waiting queue.
     Waiting,
-    /// Its prompt is not done.
+    /// Running, with prompt tokens left to compute.
     Prefill,
-    /// It emits tokens.
+    /// Running, with a computed prompt.
     Decode,
-    /// It ended by itself.
+    /// Ended by its length or by a stop token.
     Finished(Finish),
-    /// It was cancelled.
+    /// Ended by `cancel`.
     Cancelled,
 }
 
 impl Status {
-    /// Whether it has not ended.
+    /// Whether the request has not ended.
     pub fn is_live(self) -> bool {
         matches!(self, Self::Waiting | Self::Prefill | Self::Decode)
     }
 }
 
-/// A look at one request.
+/// A snapshot of one request. Counts are those of the last completed step.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestView<'a> {
-    /// Its status, as of the last completed step.
+    /// Status of the request.
     pub status: Status,
-    /// Tokens computed, as of the last completed step.
+    /// Number of computed tokens.
     pub computed: u32,
-    /// Tokens emitted.
+    /// Number of generated tokens.
     pub generated: u32,
-    /// Their ids as far as they were told, [`crate::request::UNKNOWN_TOKEN`] in between.
+    /// Output token ids up to the last known one; [`crate::request::UNKNOWN_TOKEN`] for an unknown id before it.
     pub outputs: &'a [u32],
-    /// The KV blocks that it holds.
+    /// KV blocks of the request in order of position; empty if the request is not running.
     pub blocks: &'a [u32],
-    /// Its prompt.
+    /// The prompt.
     pub prompt: &'a Prompt,
 }
 
 impl ExclusiveScheduler {
-    /// A look at a request; `None` once its end was delivered and the next step planned.
+    /// Return a snapshot of a request, or `None` once its end was reported and the next step planned.
     pub fn view(&self, row: Row) -> Option<RequestView<'_>> {
         let request = self.requests.get(row)?;
-        let started = request.seat.map(|seat| &self.started[seat as usize]);
-        let (computed, prompt) = match self.lane_of(row) {
-            Some(at) => (self.lanes.get(at).computed, self.lanes.get(at).prompt),
-            None => (started.map_or(0, |started| started.computed), Lane::length(&request.prompt)),
+        let started = request.slot.map(|slot| &self.started[slot as usize]);
+        let (computed, prompt_len) = match self.running_position(row) {
+            Some(at) => (self.running.get(at).computed, self.running.get(at).prompt_len),
+            None => (started.map_or(0, |started| started.computed), RunningRequest::length(&request.prompt)),
         };
-        let status = match request.place {
-            Place::Waiting(_) => Status::Waiting,
-            Place::Running if computed < prompt => Status::Prefill,
-            Place::Running => Status::Decode,
-            Place::Ended(Some(finish)) => Status::Finished(finish),
-            Place::Ended(None) => Status::Cancelled,
+        let status = match request.state {
+            RequestState::Waiting(_) => Status::Waiting,
+            RequestState::Running if computed < prompt_len => Status::Prefill,
+            RequestState::Running => Status::Decode,
+            RequestState::Ended(Some(finish)) => Status::Finished(finish),
+            RequestState::Ended(None) => Status::Cancelled,
         };
-        let blocks = started.filter(|_| request.place == Place::Running).map_or(&[][..], |started| &started.blocks);
+        let running = started.filter(|_| request.state == RequestState::Running);
+        let blocks = running.map_or(&[][..], |started| &started.blocks);
         let outputs = started.map_or(&[][..], |started| &started.outputs);
-        let generated = Lane::generated(computed, prompt);
+        let generated = RunningRequest::generated(computed, prompt_len);
         Some(RequestView { status, computed, generated, outputs, blocks, prompt: &request.prompt })
     }
 }

@@ -1,39 +1,39 @@
-//! Rows of a caller: everything that the tensors rely on, checked before anything is written.
+//! Checks of a caller's rows: everything that the tensors rely on, before any element is written.
 
 use super::layout::{Layout, Shape};
 use super::row::{DecodeRow, PrefillRow};
 use crate::error::{Error, Fault};
 
-/// Which block ids a row has named so far; keeps its memory from row to row.
+/// The block ids found so far in one row, to detect duplicates. The memory is reused from row to row.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// By block id, up to the largest that was named: the number of the row that named it last.
-    by: Vec<u32>,
+    /// Number of the last row that contains a block, by block id up to the largest id found.
+    last_row: Vec<u32>,
     row: u32,
 }
 
 impl Seen {
-    /// Begins with a row.
+    /// Start the next row: forget the block ids of the row before.
     fn next_row(&mut self) {
         self.row = self.row.checked_add(1).unwrap_or_else(|| {
-            self.by.fill(0);
+            self.last_row.fill(0);
             1
         });
     }
 
-    /// Whether the row has named the block already; `None` when there is no memory to tell.
-    fn again(&mut self, block: u32) -> Option<bool> {
+    /// Add a block id. Return whether the row contains it already, or `None` if memory is exhausted.
+    fn insert(&mut self, block: u32) -> Option<bool> {
         let at = block as usize;
-        if at >= self.by.len() {
-            self.by.try_reserve(at + 1 - self.by.len()).ok()?;
-            self.by.resize(at + 1, 0);
+        if at >= self.last_row.len() {
+            self.last_row.try_reserve(at + 1 - self.last_row.len()).ok()?;
+            self.last_row.resize(at + 1, 0);
         }
-        Some(std::mem::replace(&mut self.by[at], self.row) == self.row)
+        Some(std::mem::replace(&mut self.last_row[at], self.row) == self.row)
     }
 }
 
 impl Layout {
-    /// Checks rows of a prefill and finds their shape.
+    /// Check the rows of a prefill and return the smallest shape that holds them.
     pub fn check_prefill(&self, rows: &[PrefillRow<'_>], seen: &mut Seen) -> Result<Shape, Error> {
         let shape = self.prefill(rows.len(), rows.iter().map(|row| row.tokens.len() as u64).sum())?;
         for (at, row) in rows.iter().enumerate() {
@@ -45,7 +45,7 @@ impl Layout {
         Ok(shape)
     }
 
-    /// Checks rows of a decode and finds their shape, as [`Layout::decode`].
+    /// Check the rows of a decode step and return their shape, as [`Layout::decode`] does.
     pub fn check_decode(&self, rows: &[DecodeRow<'_>], bucket: Option<i64>, seen: &mut Seen) -> Result<Shape, Error> {
         for (at, row) in rows.iter().enumerate() {
             self.check_token(row.token, "token_id")
@@ -57,21 +57,21 @@ impl Layout {
         self.decode(rows.len(), rows.iter().map(DecodeRow::context).max().unwrap_or(0), bucket)
     }
 
-    /// Refuses ids outside the vocabulary, and a row without any.
+    /// Check that there is at least one token id and that every id is in the vocabulary.
     pub fn check_tokens(&self, tokens: &[u32]) -> Result<(), Fault> {
         if tokens.is_empty() {
             return Err(Fault::new("token_ids", "none", "at least one"));
         }
         let Some(vocab_size) = self.vocab_size else { return Ok(()) };
-        // The largest first, which runs over several ids at a time.
+        // The maximum is vectorized, unlike a search for the first id out of range.
         if tokens.iter().copied().max() >= Some(vocab_size) {
-            let wrong = tokens.iter().find(|&&token| token >= vocab_size).expect("the largest is one");
+            let wrong = tokens.iter().find(|&&token| token >= vocab_size).expect("the maximum is out of range");
             return self.check_token(*wrong, "token_ids");
         }
         Ok(())
     }
 
-    /// Refuses an id outside the vocabulary.
+    /// Check that a token id is in the vocabulary; `field` is the name in the fault.
     pub fn check_token(&self, token: u32, field: &'static str) -> Result<(), Fault> {
         match self.vocab_size {
             Some(size) if token >= size => Err(Fault::new(field, token, format!("an id below vocab_size = {size}"))),
@@ -79,8 +79,8 @@ impl Layout {
         }
     }
 
-    /// Refuses positions beyond the longest sequence, and those that the blocks do not hold. `end` is one more
-    /// than the last position.
+    /// Check that the positions below `end` are below `max_model_len`, and that `blocks` KV blocks hold them and are
+    /// no more than the longest sequence takes.
     pub fn check_positions(&self, end: u64, blocks: usize) -> Result<(), Fault> {
         if end > self.max_model_len.into() {
             let expected = format!("below max_model_len = {}", self.max_model_len);
@@ -95,7 +95,7 @@ impl Layout {
         Ok(())
     }
 
-    /// Refuses block ids that do not exist, or that come twice.
+    /// Check that every block id is from 1 to `num_blocks` and occurs once in the row.
     pub fn check_blocks<'a>(&self, blocks: impl IntoIterator<Item = &'a u32>, seen: &mut Seen) -> Result<(), Fault> {
         seen.next_row();
         for &block in blocks {
@@ -103,10 +103,12 @@ impl Layout {
                 let expected = format!("ids from 1 to num_blocks = {}", self.num_blocks);
                 return Err(Fault::new("block_ids", block, expected));
             }
-            match seen.again(block) {
+            match seen.insert(block) {
                 Some(false) => {}
                 Some(true) => return Err(Fault::new("block_ids", format!("{block} twice"), "each block once")),
-                None => return Err(Fault::new("block_ids", block, "ids that there is memory to check")),
+                None => {
+                    return Err(Fault::new("block_ids", block, "ids small enough to check in the available memory"));
+                }
             }
         }
         Ok(())
@@ -115,7 +117,7 @@ impl Layout {
     fn check_drafts(&self, row: &DecodeRow<'_>) -> Result<(), Fault> {
         if row.context() > self.max_model_len.into() {
             let most = self.max_model_len - row.position - 1;
-            let expected = format!("at most {most} behind position {}", row.position);
+            let expected = format!("at most {most} after position {}", row.position);
             return Err(Fault::new("draft_tokens", row.drafts, expected));
         }
         Ok(())
@@ -129,7 +131,7 @@ mod tests {
     use crate::request::Sampling;
 
     #[test]
-    fn a_wrong_row_is_named() {
+    fn the_fault_of_a_bad_prefill_row_names_row_field_and_value() {
         let layout = layout(|_| {});
         let refused = |start, tokens: &[u32], blocks: &[u32]| {
             let row = PrefillRow { tokens, start, blocks, sampling: Sampling::default() };
@@ -166,6 +168,6 @@ mod tests {
         assert_eq!(shape(&[row(125, 2), row(0, 0)], &mut seen), Ok(Shape::Decode { rows: 2, context: 128 }));
         assert_eq!(shape(&[row(126, 2)], &mut seen), Ok(Shape::Decode { rows: 1, context: 1024 }));
         let refused = shape(&[row(0, 0), row(1020, 4)], &mut seen).unwrap_err().to_string();
-        assert_eq!(refused, "rows[1].draft_tokens: 4: expected at most 3 behind position 1020");
+        assert_eq!(refused, "rows[1].draft_tokens: 4: expected at most 3 after position 1020");
     }
 }

@@ -1,4 +1,4 @@
-//! Which shapes there are, and which one holds a step.
+//! The compiled shapes of a configuration, and the choice of the shape for a step.
 
 use crate::config::{Buckets, Config};
 use crate::error::Error;
@@ -6,21 +6,21 @@ use crate::error::Error;
 /// A compiled shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Shape {
-    /// Prompts, one behind the other.
+    /// Concatenated prompts.
     Prefill {
-        /// Tokens: a token bucket.
+        /// Number of tokens: a token bucket.
         tokens: u32,
     },
-    /// One token a row.
+    /// One token per row.
     Decode {
-        /// Rows: a batch bucket.
+        /// Number of rows: a batch bucket.
         rows: u32,
-        /// Tokens that each row may look back on, its own included: a context bucket.
+        /// Maximum context length of a row, including the token being computed: a context bucket.
         context: u32,
     },
 }
 
-/// The compiled shapes of a configuration, and what its tensors have in common.
+/// The compiled shapes of a configuration, and the limits that hold for all of its tensors.
 #[derive(Clone, Debug)]
 pub struct Layout {
     pub(super) block_size: u32,
@@ -34,11 +34,11 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The layout of a configuration. With context parallelism a slot belongs to one of several devices, which
-    /// these tensors do not tell: refused.
+    /// Return the layout of a configuration, or an error for `dcp` above 1: under decode context parallelism a KV slot
+    /// belongs to one of several ranks, and `slot_mapping` has no rank.
     pub fn new(config: &Config, vocab_size: Option<u32>) -> Result<Self, Error> {
         if config.dcp > 1 {
-            return Err(Error::invalid("dcp", config.dcp, "1: the slots of padded inputs are those of one device"));
+            return Err(Error::invalid("dcp", config.dcp, "1: a slot mapping addresses the KV cache of one device"));
         }
         Ok(Self {
             block_size: config.block_size,
@@ -52,7 +52,7 @@ impl Layout {
         })
     }
 
-    /// All shapes: prefills, then decodes by rows and context, ascending.
+    /// Return all shapes: prefills ascending, then decodes ascending by rows and context.
     pub fn shapes(&self) -> impl Iterator<Item = Shape> + '_ {
         let prefills = self.token_buckets.sizes().iter().map(|&tokens| Shape::Prefill { tokens });
         let contexts = self.context_buckets.sizes();
@@ -61,7 +61,7 @@ impl Layout {
             .chain(decodes.flat_map(move |&rows| contexts.iter().map(move |&context| Shape::Decode { rows, context })))
     }
 
-    /// Whether the shape is one of them.
+    /// Return whether the shape is a compiled shape of this layout.
     pub fn contains(&self, shape: Shape) -> bool {
         let holds = |buckets: &Buckets, size: u32| buckets.sizes().binary_search(&size).is_ok();
         match shape {
@@ -70,17 +70,17 @@ impl Layout {
         }
     }
 
-    /// Sizes of prefills, ascending.
+    /// Return the token buckets, ascending.
     pub fn token_buckets(&self) -> &[u32] {
         self.token_buckets.sizes()
     }
 
-    /// Sizes of decodes, ascending.
+    /// Return the batch buckets, ascending.
     pub fn seqs_buckets(&self) -> &[u32] {
         self.seqs_buckets.sizes()
     }
 
-    /// The smallest shape that holds `tokens` prompt tokens of `rows` requests.
+    /// Return the smallest shape that holds `tokens` prompt tokens of `rows` requests.
     pub fn prefill(&self, rows: usize, tokens: u64) -> Result<Shape, Error> {
         if rows == 0 {
             return Err(Error::invalid("rows", "none", "at least one"));
@@ -96,8 +96,8 @@ impl Layout {
         })
     }
 
-    /// The smallest shape that holds `rows` rows, each looking back on at most `context` tokens; with `bucket`,
-    /// the one of that context bucket.
+    /// Return the smallest shape that holds `rows` rows of at most `context` context tokens each. `bucket` overrides
+    /// the context bucket, as in [`Layout::context`].
     pub fn decode(&self, rows: usize, context: u64, bucket: Option<i64>) -> Result<Shape, Error> {
         if rows == 0 {
             return Err(Error::invalid("rows", "none", "at least one"));
@@ -110,7 +110,8 @@ impl Layout {
         Ok(Shape::Decode { rows, context: self.context(context, bucket)? })
     }
 
-    /// The smallest context bucket for `context` tokens, or `bucket`, which must be one and hold them.
+    /// Return the smallest context bucket that holds `context` tokens, or `bucket`, which must be a context bucket and
+    /// hold them.
     pub fn context(&self, context: u64, bucket: Option<i64>) -> Result<u32, Error> {
         let sizes = self.context_buckets.sizes();
         let Some(bucket) = bucket else {
@@ -126,17 +127,18 @@ impl Layout {
         })
     }
 
-    /// Whether it is known which token ids there are.
+    /// Return whether token ids are checked against a vocabulary size.
     pub fn has_vocabulary(&self) -> bool {
         self.vocab_size.is_some()
     }
 
-    /// Most prompts of a prefill.
+    /// Return the maximum number of prompts in a prefill step.
     pub fn prefills_max(&self) -> u32 {
         self.prefills_max
     }
 
-    /// Columns of a block table of the shape: of a prefill, blocks of the longest sequence.
+    /// Return the number of columns of the block table: the blocks of the longest sequence for a prefill, those of the
+    /// context bucket for a decode.
     pub fn table_width(&self, shape: Shape) -> u32 {
         match shape {
             Shape::Prefill { .. } => self.max_model_len.div_ceil(self.block_size),
@@ -164,7 +166,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn b03_no_shape_but_those_of_the_buckets() {
+    fn b03_every_shape_comes_from_the_buckets() {
         let layout = layout(|raw| raw.max_model_len = Some(317));
         let prefills: Vec<Shape> = layout.shapes().take_while(|shape| matches!(shape, Shape::Prefill { .. })).collect();
         assert_eq!(prefills, [128, 256, 317].map(|tokens| Shape::Prefill { tokens }));
@@ -178,7 +180,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn contexts_are_the_smallest_that_hold_the_longest_row() {
+    fn the_smallest_context_bucket_that_holds_the_longest_row_is_chosen() {
         let layout = layout(|raw| raw.decode_context_length_buckets = Some(vec![128, 512]));
         let decode = |rows, context, bucket| layout.decode(rows, context, bucket);
         assert_eq!(decode(3, 128, None), Ok(Shape::Decode { rows: 4, context: 128 }));

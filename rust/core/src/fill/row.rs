@@ -1,10 +1,10 @@
-//! Rows as tensors are filled from them.
+//! The rows that tensors are filled from.
 
 use crate::request::Sampling;
 
-/// Stands in a block table where there is no block: -1 to whoever reads its bits as an `int32`.
+/// Padding of a block table: -1 when its bits are read as an `int32`.
 pub const NO_BLOCK: u32 = u32::MAX;
-/// Stands in a slot mapping where nothing is to be written.
+/// Padding of a slot mapping: the KV entry of the token is not written.
 pub const NO_SLOT: i64 = -1;
 
 /// The part of one prompt that a prefill step computes.
@@ -12,38 +12,38 @@ pub const NO_SLOT: i64 = -1;
 pub struct PrefillRow<'a> {
     /// Ids of the tokens to compute, at least one.
     pub tokens: &'a [u32],
-    /// Position of the first of them: tokens that were computed before.
+    /// Position of the first of these tokens: the number of tokens computed before the step.
     pub start: u32,
     /// KV blocks of the request in order of position; they hold all positions up to the last token.
     pub blocks: &'a [u32],
-    /// For the sampler.
+    /// Sampling parameters.
     pub sampling: Sampling,
 }
 
 impl PrefillRow<'_> {
-    /// Tokens computed once the step has run.
+    /// Number of tokens of the request computed after the step.
     pub(super) fn end(&self) -> u64 {
         u64::from(self.start) + self.tokens.len() as u64
     }
 }
 
-/// One request that decodes.
+/// One decoding request.
 #[derive(Clone, Copy, Debug)]
 pub struct DecodeRow<'a> {
-    /// Id of its last token, which the step computes.
+    /// Id of the request's last token; the step computes its KV entry.
     pub token: u32,
     /// Position of that token.
     pub position: u32,
     /// KV blocks of the request in order of position; they hold that position.
     pub blocks: &'a [u32],
-    /// For the sampler.
+    /// Sampling parameters.
     pub sampling: Sampling,
-    /// Draft tokens behind it: the context must hold them too.
+    /// Number of draft tokens after it, which the context bucket must hold too.
     pub drafts: u32,
 }
 
 impl DecodeRow<'_> {
-    /// Tokens that the context must hold.
+    /// Number of tokens that the context bucket must hold.
     pub(super) fn context(&self) -> u64 {
         u64::from(self.position) + 1 + u64::from(self.drafts)
     }

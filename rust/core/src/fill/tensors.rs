@@ -1,48 +1,51 @@
-//! The tensors of a shape, and the pass that writes all of them. Ids are below 2^31, so `u32` has the bits of `int32`.
+//! The tensors of a shape, and the pass that writes them. Ids are below 2^31, so `u32` has the bits of `int32`.
 
 use super::layout::Layout;
 use super::row::{DecodeRow, NO_BLOCK, NO_SLOT, PrefillRow};
 use crate::request::Sampling;
 
-/// The tensors of a prefill of `T` tokens, at most `P` prompts, tables of `W` blocks.
+/// The tensors of a prefill step of `T` padded tokens and at most `P` prompts, with block tables of `W` columns.
 #[derive(Debug)]
-#[allow(missing_docs, reason = "named as the tensors are")]
 pub struct PrefillTensors<'a> {
-    /// `[T]`, as the next two.
+    /// Token ids. Shape `[T]`; padding is 0.
     pub input_ids: &'a mut [u32],
+    /// Positions in the sequence. Shape `[T]`; padding repeats the last position.
     pub positions: &'a mut [i64],
+    /// KV slots to write. Shape `[T]`; padding is [`NO_SLOT`].
     pub slot_mapping: &'a mut [i64],
-    /// `[P, W]`
+    /// KV blocks of each prompt in order of position. Shape `[P, W]`; padding is [`NO_BLOCK`].
     pub block_table: &'a mut [u32],
-    /// `[P, 1]`
+    /// Tokens of each prompt computed before the step. Shape `[P, 1]`; padding rows are 0.
     pub cached_seq_len: &'a mut [i32],
-    /// `[P + 1]`
+    /// Start of each prompt in `input_ids`, then the end. Shape `[P + 1]`; padding repeats the end.
     pub cu_seqlens: &'a mut [i32],
-    /// `[P]`
+    /// Index of the last token of each prompt in `input_ids`. Shape `[P]`; padding repeats the last index.
     pub logits_index: &'a mut [i64],
-    /// `[P, 3]`
+    /// `top_k`, `top_p` and `temperature` of each prompt. Shape `[P, 3]`; padding rows are -1, 1, 0.
     pub sampling_params: &'a mut [f32],
 }
 
-/// The tensors of a decode of `B` rows, tables of `W` blocks.
+/// The tensors of a decode step of `B` padded rows, with block tables of `W` columns.
 #[derive(Debug)]
-#[allow(missing_docs, reason = "named as the tensors are")]
 pub struct DecodeTensors<'a> {
-    /// `[B]`, as the next two.
+    /// Token ids. Shape `[B]`; padding is 0.
     pub input_ids: &'a mut [u32],
+    /// Positions in the sequence. Shape `[B]`; padding is 0.
     pub positions: &'a mut [i64],
+    /// KV slots to write. Shape `[B]`; padding is [`NO_SLOT`].
     pub slot_mapping: &'a mut [i64],
-    /// `[B, W]`
+    /// KV blocks of each row in order of position. Shape `[B, W]`; padding is [`NO_BLOCK`].
     pub block_table: &'a mut [u32],
-    /// `[B]`, as the next.
+    /// Context length of each row, including the token being computed. Shape `[B]`; padding rows are 0.
     pub context_lens: &'a mut [i32],
+    /// Index of each row in `input_ids`. Shape `[B]`; padding repeats the last index.
     pub logits_index: &'a mut [i64],
-    /// `[B, 3]`
+    /// `top_k`, `top_p` and `temperature` of each row. Shape `[B, 3]`; padding rows are -1, 1, 0.
     pub sampling_params: &'a mut [f32],
 }
 
 impl PrefillTensors<'_> {
-    /// Writes every element. The rows must fit: more tokens or rows than there is room for are a panic.
+    /// Write every element. Panics if the rows exceed the token or row capacity of the tensors.
     pub fn write<'r>(&mut self, layout: &Layout, rows: impl IntoIterator<Item = PrefillRow<'r>>) {
         let mut tables = self.block_table.chunks_exact_mut(self.block_table.len() / self.logits_index.len());
         let (mut count, mut end, mut position) = (0, 0, 0);
@@ -51,11 +54,11 @@ impl PrefillTensors<'_> {
             let tokens = end..end + row.tokens.len();
             end = tokens.end;
             self.input_ids[tokens.clone()].copy_from_slice(row.tokens);
-            count_from(&mut self.positions[tokens.clone()], row.start.into());
+            write_consecutive(&mut self.positions[tokens.clone()], row.start.into());
             write_slots(&mut self.slot_mapping[tokens], row.start, row.blocks, layout.block_size);
             write_table(tables.next().expect("a table for each row"), row.blocks);
             self.cached_seq_len[count] = signed(row.start);
-            self.sampling_params.as_chunks_mut().0[count] = sampled(row.sampling);
+            self.sampling_params.as_chunks_mut().0[count] = sampling_row(row.sampling);
             position = self.positions[end - 1];
             self.logits_index[count] = index(end) - 1;
             count += 1;
@@ -68,28 +71,29 @@ impl PrefillTensors<'_> {
         self.cached_seq_len[count..].fill(0);
         self.cu_seqlens[count + 1..].fill(i32::try_from(end).expect("at most a bucket"));
         self.logits_index[count..].fill((index(end) - 1).max(0));
-        self.sampling_params.as_chunks_mut().0[count..].fill(sampled(Sampling::default()));
+        self.sampling_params.as_chunks_mut().0[count..].fill(sampling_row(Sampling::default()));
     }
 }
 
 impl DecodeTensors<'_> {
-    /// Writes every element. More rows than there is room for are a panic.
+    /// Write every element. Panics if there are more rows than the tensors hold.
     pub fn write<'r>(&mut self, layout: &Layout, rows: impl IntoIterator<Item = DecodeRow<'r>>) {
         let width = self.block_table.len() / self.input_ids.len();
-        // Side by side, so that one check a row tells that there is room in all of them.
+        // Zipped iterators: one bounds check per row instead of one per tensor.
         let ids = self.input_ids.iter_mut().zip(self.positions.iter_mut());
         let slots = self.slot_mapping.iter_mut().zip(self.context_lens.iter_mut());
         let wide = self.block_table.chunks_exact_mut(width).zip(self.sampling_params.as_chunks_mut().0);
-        let mut room = ids.zip(slots).zip(wide);
+        let mut elements = ids.zip(slots).zip(wide);
         let mut count = 0;
         for row in rows {
-            let (((id, position), (slot, context)), (table, sampling)) = room.next().expect("room for each row");
+            let (((id, position), (slot, context)), (table, sampling)) =
+                elements.next().expect("capacity for each row");
             let (block, offset) = (row.position / layout.block_size, row.position % layout.block_size);
             *id = row.token;
             *position = row.position.into();
             *slot = first_slot(row.blocks[block as usize], layout.block_size) + i64::from(offset);
             *context = signed(row.position) + 1;
-            *sampling = sampled(row.sampling);
+            *sampling = sampling_row(row.sampling);
             write_table(table, row.blocks);
             count += 1;
         }
@@ -98,13 +102,13 @@ impl DecodeTensors<'_> {
         self.slot_mapping[count..].fill(NO_SLOT);
         self.block_table[count * width..].fill(NO_BLOCK);
         self.context_lens[count..].fill(0);
-        count_from(&mut self.logits_index[..count], 0);
+        write_consecutive(&mut self.logits_index[..count], 0);
         self.logits_index[count..].fill((index(count) - 1).max(0));
-        self.sampling_params.as_chunks_mut().0[count..].fill(sampled(Sampling::default()));
+        self.sampling_params.as_chunks_mut().0[count..].fill(sampling_row(Sampling::default()));
     }
 }
 
-/// Positions are below 2^31.
+/// Return a position or count, which is below 2^31, as `i32`.
 fn signed(number: u32) -> i32 {
     number.cast_signed()
 }
@@ -117,20 +121,20 @@ fn first_slot(block: u32, block_size: u32) -> i64 {
     i64::from(block) * i64::from(block_size)
 }
 
-fn count_from(to: &mut [i64], first: i64) {
+fn write_consecutive(to: &mut [i64], first: i64) {
     let numbers = first..first + index(to.len());
     for (to, number) in to.iter_mut().zip(numbers) {
         *to = number;
     }
 }
 
-/// The slots of the positions from `start` on, block by block.
+/// Write the KV slots of the positions from `start` on, block by block.
 fn write_slots(mut to: &mut [i64], start: u32, blocks: &[u32], block_size: u32) {
     let mut offset = start % block_size;
     for &block in &blocks[(start / block_size) as usize..] {
-        let held = to.len().min((block_size - offset) as usize);
-        let (here, rest) = to.split_at_mut(held);
-        count_from(here, first_slot(block, block_size) + i64::from(offset));
+        let count = to.len().min((block_size - offset) as usize);
+        let (here, rest) = to.split_at_mut(count);
+        write_consecutive(here, first_slot(block, block_size) + i64::from(offset));
         to = rest;
         offset = 0;
         if to.is_empty() {
@@ -140,21 +144,21 @@ fn write_slots(mut to: &mut [i64], start: u32, blocks: &[u32], block_size: u32) 
     assert!(to.is_empty(), "the blocks of a row hold its positions");
 }
 
-/// As many blocks as the table has columns: what lies behind is beyond the context.
+/// Write the blocks into one row of the block table. Blocks after the last column are outside the context bucket.
 ///
-/// From one decode step to the next few blocks are new, and to look is cheaper than to write where the tables are more
-/// than a cache holds; a row that was another's mostly differs at its first blocks.
+/// Consecutive decode steps change few blocks, and comparing is cheaper than writing when the tables exceed the CPU
+/// cache. A row of a different request mostly differs at its first blocks, where the comparison ends.
 fn write_table(table: &mut [u32], blocks: &[u32]) {
-    let (here, behind) = table.split_at_mut(blocks.len().min(table.len()));
+    let (here, padding) = table.split_at_mut(blocks.len().min(table.len()));
     let blocks = &blocks[..here.len()];
     if here != blocks {
         here.copy_from_slice(blocks);
     }
-    behind.fill(NO_BLOCK);
+    padding.fill(NO_BLOCK);
 }
 
-/// As the tensor has it.
-fn sampled(sampling: Sampling) -> [f32; 3] {
+/// Return the parameters in the order of `sampling_params`.
+fn sampling_row(sampling: Sampling) -> [f32; 3] {
     let Sampling { top_k, top_p, temperature } = sampling;
     [top_k, top_p, temperature]
 }

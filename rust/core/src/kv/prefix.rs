@@ -1,13 +1,13 @@
-//! Which blocks hold which content: full blocks, found by all tokens from the start of the sequence.
+//! The prefix index: finds a full block by all tokens from the start of its sequence.
 //!
-//! Contents form a tree. A node is one block's tokens behind one parent node, so equal nodes mean equal
-//! prefixes: nothing rests on a hash being free of collisions, a hash only finds the few candidates whose
-//! tokens are then compared. A node lives while a block holds its content or a longer content needs it as
-//! a parent, so a prefix that was evicted and computed again leads to its old continuations.
+//! Contents form a tree. A node is the tokens of one block after a parent node, so equal nodes mean equal prefixes. A
+//! hash only finds candidates, and their tokens are then compared, so a hash collision is harmless. A node exists while
+//! a block has its content or a child refers to it. So a prefix that was evicted and is computed again leads to its old
+//! children.
 
 use crate::fixed_map::FixedMap;
 
-/// A content: a node of the tree.
+/// The content of a full block and of all blocks before it: a node of the tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Content(u32);
 
@@ -21,21 +21,22 @@ struct Node {
     parent: Content,
     hash: u64,
     tokens: Box<[u64]>,
-    /// Blocks that hold this content, the one registered first in front.
+    /// Blocks with this content, in order of registration.
     blocks: Vec<u32>,
     children: u32,
-    /// Next node of equal hash.
-    alike: Option<Content>,
+    /// Next node with the same hash.
+    same_hash: Option<Content>,
 }
 
 /// Finds blocks by content.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixIndex {
     nodes: Vec<Option<Node>>,
-    vacant: Vec<Content>,
+    free_nodes: Vec<Content>,
+    /// First node with a hash.
     by_hash: FixedMap<Content>,
-    /// Content of each cached block, by block id.
-    of_block: FixedMap<Content>,
+    /// Content of each cached block.
+    by_block: FixedMap<Content>,
     hash: fn(Content, &[u64]) -> u64,
 }
 
@@ -45,7 +46,7 @@ impl Default for PrefixIndex {
     }
 }
 
-/// A fixed, unseeded hash: equal runs must do equal work.
+/// Hash without a random seed: equal runs must execute equal instructions.
 fn hash(parent: Content, tokens: &[u64]) -> u64 {
     const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
     let mixed = tokens
@@ -58,36 +59,36 @@ impl PrefixIndex {
     fn with_hash(hash: fn(Content, &[u64]) -> u64) -> Self {
         Self {
             nodes: vec![None],
-            vacant: Vec::new(),
+            free_nodes: Vec::new(),
             by_hash: FixedMap::default(),
-            of_block: FixedMap::default(),
+            by_block: FixedMap::default(),
             hash,
         }
     }
 
-    /// The content that `tokens` make behind `parent`, if it is known.
+    /// Return the content of `tokens` after `parent`, if it is indexed.
     pub(crate) fn find(&self, parent: Content, tokens: &[u64]) -> Option<Content> {
         self.find_hashed((self.hash)(parent, tokens), parent, tokens)
     }
 
-    /// The block that serves `content`.
+    /// Return the first block with `content`.
     pub(crate) fn block(&self, content: Content) -> Option<u32> {
         self.node(content).blocks.first().copied()
     }
 
-    /// Records that `block` holds `tokens` behind `parent`, and returns that content.
+    /// Record that `block` has `tokens` after `parent`, and return that content.
     pub(crate) fn register(&mut self, parent: Content, tokens: &[u64], block: u32) -> Content {
         let hash = (self.hash)(parent, tokens);
         let content = self.find_hashed(hash, parent, tokens).unwrap_or_else(|| self.insert(hash, parent, tokens));
         self.node_mut(content).blocks.push(block);
-        let before = self.of_block.insert(block.into(), content);
-        assert!(before.is_none(), "a block holds one content");
+        let before = self.by_block.insert(block.into(), content);
+        assert!(before.is_none(), "a block has one content");
         content
     }
 
-    /// Forgets what `block` holds.
+    /// Remove `block` from the index.
     pub(crate) fn evict(&mut self, block: u32) {
-        let content = self.of_block.remove(&block.into()).expect("a cached block has a content");
+        let content = self.by_block.remove(&block.into()).expect("a cached block has a content");
         self.node_mut(content).blocks.retain(|&other| other != block);
         self.prune(content);
     }
@@ -99,18 +100,18 @@ impl PrefixIndex {
             if node.parent == parent && *node.tokens == *tokens {
                 return Some(content);
             }
-            candidate = node.alike;
+            candidate = node.same_hash;
         }
         None
     }
 
     fn insert(&mut self, hash: u64, parent: Content, tokens: &[u64]) -> Content {
-        let content = self.vacant.pop().unwrap_or_else(|| {
+        let content = self.free_nodes.pop().unwrap_or_else(|| {
             self.nodes.push(None);
-            Content(u32::try_from(self.nodes.len() - 1).expect("no more contents than blocks and their parents"))
+            Content(u32::try_from(self.nodes.len() - 1).expect("fewer than 2^32 nodes"))
         });
-        let alike = self.by_hash.insert(hash, content);
-        let node = Node { parent, hash, tokens: tokens.into(), blocks: Vec::new(), children: 0, alike };
+        let same_hash = self.by_hash.insert(hash, content);
+        let node = Node { parent, hash, tokens: tokens.into(), blocks: Vec::new(), children: 0, same_hash };
         self.nodes[content.0 as usize] = Some(node);
         if parent != Content::ROOT {
             self.node_mut(parent).children += 1;
@@ -118,17 +119,17 @@ impl PrefixIndex {
         content
     }
 
-    /// Drops `content` and then its ancestors as far as nobody needs them.
+    /// Remove `content` and every ancestor left without references.
     fn prune(&mut self, mut content: Content) {
         while content != Content::ROOT {
             let node = self.node(content);
             if !node.blocks.is_empty() || node.children > 0 {
                 return;
             }
-            let (parent, hash, alike) = (node.parent, node.hash, node.alike);
-            self.unchain(content, hash, alike);
+            let (parent, hash, same_hash) = (node.parent, node.hash, node.same_hash);
+            self.unlink(content, hash, same_hash);
             self.nodes[content.0 as usize] = None;
-            self.vacant.push(content);
+            self.free_nodes.push(content);
             if parent != Content::ROOT {
                 self.node_mut(parent).children -= 1;
             }
@@ -136,9 +137,10 @@ impl PrefixIndex {
         }
     }
 
-    fn unchain(&mut self, content: Content, hash: u64, alike: Option<Content>) {
+    /// Remove `content` from the list of nodes with `hash`; `next` is the node after it.
+    fn unlink(&mut self, content: Content, hash: u64, next: Option<Content>) {
         if self.by_hash[&hash] == content {
-            match alike {
+            match next {
                 Some(next) => self.by_hash.insert(hash, next),
                 None => self.by_hash.remove(&hash),
             };
@@ -147,12 +149,12 @@ impl PrefixIndex {
         let mut at = self.by_hash[&hash];
         loop {
             let node = self.node_mut(at);
-            match node.alike {
-                Some(next) if next == content => {
-                    node.alike = alike;
+            match node.same_hash {
+                Some(found) if found == content => {
+                    node.same_hash = next;
                     return;
                 }
-                next => at = next.expect("every node hangs in the chain of its hash"),
+                following => at = following.expect("every node is in the list of its hash"),
             }
         }
     }
@@ -170,50 +172,50 @@ impl PrefixIndex {
 mod tests {
     use super::*;
 
-    fn serves(index: &PrefixIndex, prefix: &[&[u64]]) -> Option<u32> {
+    fn find_block(index: &PrefixIndex, prefix: &[&[u64]]) -> Option<u32> {
         let found = prefix.iter().try_fold(Content::ROOT, |parent, tokens| index.find(parent, tokens));
         found.and_then(|content| index.block(content))
     }
 
     #[test]
-    fn the_whole_prefix_counts_even_if_every_hash_is_equal() {
+    fn the_whole_prefix_is_compared_even_if_all_hashes_are_equal() {
         for hash in [hash as fn(Content, &[u64]) -> u64, |_, _| 7] {
             let mut index = PrefixIndex::with_hash(hash);
             let a = index.register(Content::ROOT, &[1, 2], 1);
             index.register(a, &[3, 4], 2);
             let b = index.register(Content::ROOT, &[9, 2], 3);
-            assert_eq!(serves(&index, &[&[1, 2], &[3, 4]]), Some(2));
-            assert_eq!(serves(&index, &[&[9, 2], &[3, 4]]), None);
+            assert_eq!(find_block(&index, &[&[1, 2], &[3, 4]]), Some(2));
+            assert_eq!(find_block(&index, &[&[9, 2], &[3, 4]]), None);
             index.register(b, &[3, 4], 4);
-            assert_eq!(serves(&index, &[&[9, 2], &[3, 4]]), Some(4));
+            assert_eq!(find_block(&index, &[&[9, 2], &[3, 4]]), Some(4));
             index.evict(2);
-            assert_eq!(serves(&index, &[&[1, 2], &[3, 4]]), None);
-            assert_eq!(serves(&index, &[&[9, 2], &[3, 4]]), Some(4));
+            assert_eq!(find_block(&index, &[&[1, 2], &[3, 4]]), None);
+            assert_eq!(find_block(&index, &[&[9, 2], &[3, 4]]), Some(4));
             for block in [4, 1, 3] {
                 index.evict(block);
             }
-            assert!(index.of_block.is_empty() && index.by_hash.is_empty() && index.nodes.iter().all(Option::is_none));
+            assert!(index.by_block.is_empty() && index.by_hash.is_empty() && index.nodes.iter().all(Option::is_none));
         }
     }
 
     #[test]
-    fn the_first_of_equal_blocks_serves_until_it_is_evicted() {
+    fn the_first_of_equal_blocks_is_found_until_it_is_evicted() {
         let mut index = PrefixIndex::default();
         index.register(Content::ROOT, &[1], 5);
         index.register(Content::ROOT, &[1], 3);
-        assert_eq!(serves(&index, &[&[1]]), Some(5));
+        assert_eq!(find_block(&index, &[&[1]]), Some(5));
         index.evict(5);
-        assert_eq!(serves(&index, &[&[1]]), Some(3));
+        assert_eq!(find_block(&index, &[&[1]]), Some(3));
     }
 
     #[test]
-    fn a_parent_computed_again_leads_to_its_old_continuations() {
+    fn a_recomputed_parent_leads_to_its_old_children() {
         let mut index = PrefixIndex::default();
         let a = index.register(Content::ROOT, &[1], 1);
         index.register(a, &[2], 2);
         index.evict(1);
-        assert_eq!(serves(&index, &[&[1]]), None);
+        assert_eq!(find_block(&index, &[&[1]]), None);
         index.register(Content::ROOT, &[1], 7);
-        assert_eq!(serves(&index, &[&[1], &[2]]), Some(2));
+        assert_eq!(find_block(&index, &[&[1], &[2]]), Some(2));
     }
 }

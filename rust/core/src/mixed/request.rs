@@ -1,26 +1,25 @@
-//! What a request brings along, and how far it has come.
+//! The counts of a request when it is added, and its progress.
 
 use crate::error::{Error, Fault};
 
-/// The largest number that a field takes: up to here a float holds every whole number, so that counts
-/// survive a trip through JSON.
+/// Largest value of a count. A float holds every integer up to this one, so that counts survive JSON.
 pub const COUNT_MAX: u64 = 1 << 53;
 
-/// A request to be added; counts are tokens.
+/// A request to add, with counts in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewMixed {
-    /// Length of the prompt, from 1.
+    /// Length of the prompt, at least 1.
     pub prompt_len: u64,
-    /// Outputs after which the request ends, from 1.
+    /// Output tokens after which the request finishes, at least 1.
     pub max_new: u64,
-    /// Tokens of the prompt that were computed before, at most `prompt_len`.
+    /// Prompt tokens that are computed already, at most `prompt_len`.
     pub prefilled: u64,
-    /// Outputs that were generated before, fewer than `max_new`.
+    /// Output tokens that are generated already, fewer than `max_new`.
     pub generated: u64,
 }
 
 impl NewMixed {
-    /// Whether every count is in its range; all that are not, in one [`Error::Invalid`].
+    /// Return [`Error::Invalid`] with every count that is out of range.
     pub fn check(&self) -> Result<(), Error> {
         let mut faults = Vec::new();
         check_count(&mut faults, "prompt_len", self.prompt_len);
@@ -36,24 +35,24 @@ impl NewMixed {
         if faults.is_empty() { Ok(()) } else { Err(Error::Invalid(faults)) }
     }
 
-    /// KV tokens that the request may need at worst: what is reserved while it runs.
+    /// Number of KV tokens reserved while the request is running: its worst case.
     pub(super) fn reservation(&self) -> u64 {
         self.prompt_len + self.max_new
     }
 }
 
-/// Adds a fault unless `value` is in the range of a count.
+/// Append a fault unless `value` is from 1 to [`COUNT_MAX`].
 pub(super) fn check_count(faults: &mut Vec<Fault>, field: &'static str, value: u64) {
     if !(1..=COUNT_MAX).contains(&value) {
         faults.push(Fault::new(field, value, format!("a whole number from 1 to {COUNT_MAX}")));
     }
 }
 
-/// How far a request has come, in tokens.
+/// Progress of a request, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Tokens of the prompt that are computed.
+    /// Computed prompt tokens.
     pub prefilled: u64,
-    /// Outputs generated.
+    /// Generated output tokens.
     pub generated: u64,
 }

@@ -1,61 +1,68 @@
-//! The scheduler: its state, planning and completing.
+//! The state of the token-budget scheduler, and how requests are added and cancelled.
 
 use super::request::{NewMixed, Progress, check_count};
 use super::step::{Emitted, Planned, Wait};
 use crate::error::Error;
 use crate::queue::Fifo;
-use crate::request::{Row, Rows};
+use crate::request::{Row, Slab};
 
-/// A live request as it was when added.
+/// A live request.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
-    pub(super) start: NewMixed,
-    /// Its place in the order of arrival, which is the order of admission as well.
+    /// The counts of the request when it was added.
+    pub(super) added: NewMixed,
+    /// Number of the request in order of arrival, which is the order of admission too.
     pub(super) ticket: u64,
 }
 
-/// An admitted request: the part that every step reads, kept small.
+/// The fields of a running request that every step reads.
 #[derive(Clone, Debug)]
-pub(super) struct Running {
+pub(super) struct RunningRequest {
     pub(super) row: Row,
     pub(super) ticket: u64,
+    /// Prompt tokens left to compute.
     pub(super) prompt_left: u64,
-    /// Outputs left, those of the current [`Run`] not yet taken off.
+    /// Output tokens left to generate, at the start of the current [`DecodeRun`] if there is one.
     pub(super) outputs_left: u64,
 }
 
-/// Equal steps in a row: the plan is one decode for everybody who runs, in order.
+/// A run of identical decode steps: the plan is one token for each running request, in order.
 #[derive(Clone, Debug)]
-pub(super) struct Run {
-    /// Steps of the run that are complete.
-    pub(super) done: u64,
-    /// Steps until the first request ends, that step included.
-    pub(super) left: u64,
+pub(super) struct DecodeRun {
+    /// Completed steps of the run.
+    pub(super) completed: u64,
+    /// Steps until the first request finishes, including the step in which it does.
+    pub(super) remaining: u64,
 }
 
-/// The scheduler. Decides in [`MixedScheduler::schedule`], changes counters in [`MixedScheduler::complete`].
+/// Scheduler with steps that mix prefill and decode under a token budget.
+///
+/// [`MixedScheduler::schedule`] admits requests and plans a step, [`MixedScheduler::complete`] changes their counts.
 #[derive(Clone, Debug)]
 pub struct MixedScheduler {
     pub(super) token_budget: u64,
     pub(super) max_seqs: u64,
     pub(super) kv_tokens: u64,
-    pub(super) rows: Rows<Request>,
+    pub(super) requests: Slab<Request>,
     pub(super) waiting: Fifo,
-    /// Oldest first, which is by ascending ticket.
-    pub(super) running: Vec<Running>,
+    /// Oldest first, so tickets are ascending.
+    pub(super) running: Vec<RunningRequest>,
     pub(super) reserved: u64,
     pub(super) plan: Vec<Planned>,
-    /// Budget that the plan left over.
-    pub(super) spare: u64,
+    /// Tokens of the budget that the plan does not use.
+    pub(super) unused_budget: u64,
+    /// Whether the plan is not completed yet.
     pub(super) due: bool,
     pub(super) revision: u64,
-    pub(super) run: Option<Run>,
+    pub(super) decode_run: Option<DecodeRun>,
     pub(super) emitted: Vec<Emitted>,
 }
 
 impl MixedScheduler {
-    /// A scheduler for steps of at most `token_budget` tokens, `max_seqs` requests that run at once, and a KV
-    /// cache of `kv_tokens` tokens; each from 1 to [`COUNT_MAX`].
+    /// Return a scheduler for steps of at most `token_budget` tokens, `max_seqs` running requests, and a KV cache of
+    /// `kv_tokens` tokens. Returns [`Error::Invalid`] unless each is from 1 to [`COUNT_MAX`].
+    ///
+    /// [`COUNT_MAX`]: super::COUNT_MAX
     pub fn new(token_budget: u64, max_seqs: u64, kv_tokens: u64) -> Result<Self, Error> {
         let mut faults = Vec::new();
         check_count(&mut faults, "token_budget", token_budget);
@@ -68,189 +75,46 @@ impl MixedScheduler {
             token_budget,
             max_seqs,
             kv_tokens,
-            rows: Rows::default(),
+            requests: Slab::default(),
             waiting: Fifo::default(),
             running: Vec::new(),
             reserved: 0,
             plan: Vec::new(),
-            spare: token_budget,
+            unused_budget: token_budget,
             due: false,
             revision: 0,
-            run: None,
+            decode_run: None,
             emitted: Vec::new(),
         })
     }
 
-    /// Queues a request. [`Error::NeverFits`] when prompt and outputs are more than the whole KV cache.
+    /// Add a request to the queue.
+    ///
+    /// Returns [`Error::Invalid`] for counts out of range, and [`Error::NeverFits`] if prompt and outputs are larger
+    /// than the whole KV cache.
     pub fn add(&mut self, request: NewMixed) -> Result<Row, Error> {
         request.check()?;
         let needed = request.reservation();
         if needed > self.kv_tokens {
             return Err(Error::NeverFits { needed, usable: self.kv_tokens, unit: "tokens" });
         }
-        let row = self.rows.insert(Request { start: request, ticket: 0 });
+        let row = self.requests.insert(Request { added: request, ticket: 0 });
         let ticket = self.waiting.push(row);
-        if let Some(request) = self.rows.get_mut(row) {
+        if let Some(request) = self.requests.get_mut(row) {
             request.ticket = ticket;
         }
         Ok(row)
     }
 
-    /// Plans the next step. A plan that was not completed is replaced; whom it admitted stays admitted.
-    pub fn schedule(&mut self) -> &[Planned] {
-        self.due = true;
-        if self.run.is_none() || self.head_wait() == Some(Wait::Ready) {
-            self.plan_anew();
-        }
-        debug_assert_eq!(self.check(), Ok(()));
-        &self.plan
-    }
-
-    pub(super) fn plan_anew(&mut self) {
-        self.end_run();
-        self.revision += 1;
-        self.plan.clear();
-        self.spare = self.token_budget;
-        let budget = usize::try_from(self.token_budget).unwrap_or(usize::MAX);
-        let decoding = self.running.iter().filter(|running| running.prompt_left == 0).take(budget);
-        self.plan.extend(decoding.map(|running| Planned { row: running.row, tokens: 1 }));
-        let decodes = self.plan.len();
-        self.spare -= decodes as u64;
-
-        let everybody_decodes = decodes == self.running.len();
-        if !everybody_decodes {
-            for running in self.running.iter().filter(|running| running.prompt_left > 0) {
-                if self.spare == 0 {
-                    break;
-                }
-                let tokens = running.prompt_left.min(self.spare);
-                self.plan.push(Planned { row: running.row, tokens });
-                self.spare -= tokens;
-            }
-        }
-        while self.head_wait() == Some(Wait::Ready) {
-            let Running { row, prompt_left, .. } = *self.admit_head();
-            let tokens = prompt_left.clamp(1, self.spare);
-            self.plan.push(Planned { row, tokens });
-            self.spare -= tokens;
-        }
-        if everybody_decodes && self.running[decodes..].iter().all(|admitted| admitted.prompt_left == 0) {
-            self.start_run();
-        }
-    }
-
-    pub(super) fn admit_head(&mut self) -> &Running {
-        let row = self.waiting.pop().expect("somebody waits");
-        let Request { start, ticket } = self.rows.get(row).expect("who waits is alive");
-        self.reserved += start.reservation();
-        self.running.push(Running {
-            row,
-            ticket: *ticket,
-            prompt_left: start.prompt_len - start.prefilled,
-            outputs_left: start.max_new - start.generated,
-        });
-        self.running.last().expect("just admitted")
-    }
-
-    pub(super) fn start_run(&mut self) {
-        let Some(left) = self.running.iter().map(|running| running.outputs_left).min() else { return };
-        self.run = Some(Run { done: 0, left });
-        self.emitted.clear();
-        self.emitted.extend(self.plan.iter().map(|planned| Emitted { row: planned.row, finished: false }));
-    }
-
-    pub(super) fn end_run(&mut self) {
-        if let Some(Run { done, .. }) = self.run.take() {
-            for running in &mut self.running {
-                running.outputs_left -= done;
-            }
-        }
-    }
-
-    /// Applies the plan of the last [`MixedScheduler::schedule`], once, and tells who emitted a token, in
-    /// order of the plan. Planned requests that were cancelled in between are passed over.
-    pub fn complete(&mut self) -> Result<&[Emitted], Error> {
-        if !self.due {
-            return Err(Error::NotDue("plan: no plan is due: expected schedule() before complete()"));
-        }
-        self.due = false;
-        match &mut self.run {
-            Some(run) if run.left > 1 => {
-                run.done += 1;
-                run.left -= 1;
-            }
-            _ => self.apply(),
-        }
-        debug_assert_eq!(self.check(), Ok(()));
-        Ok(&self.emitted)
-    }
-
-    pub(super) fn apply(&mut self) {
-        self.end_run();
-        self.emitted.clear();
-        let mut some_finished = false;
-        // Mostly the plan goes along `running`, from each request to the next.
-        let mut next = 0;
-        for &Planned { row, tokens } in &self.plan {
-            let place = match self.running.get(next) {
-                Some(running) if running.row == row => Some(next),
-                _ => self.rows.get(row).and_then(|request| place_of(&self.running, request.ticket)),
-            };
-            let Some(place) = place else { continue };
-            next = place + 1;
-            let running = &mut self.running[place];
-            if running.prompt_left > tokens {
-                running.prompt_left -= tokens;
-                continue;
-            }
-            running.prompt_left = 0;
-            running.outputs_left -= 1;
-            let finished = running.outputs_left == 0;
-            if finished {
-                some_finished = true;
-                let request = self.rows.remove(row).expect("who runs is alive");
-                self.reserved -= request.start.reservation();
-            }
-            self.emitted.push(Emitted { row, finished });
-        }
-        if some_finished {
-            self.running.retain(|running| running.outputs_left > 0);
-        }
-    }
-
-    /// How many steps equal to the pending one are certain to come, the pending one included, were nothing
-    /// added or cancelled: more than 1 only when the plan is one decode for everybody who runs.
-    pub fn decode_horizon(&self) -> u64 {
-        match &self.run {
-            Some(run) if self.due && self.head_wait() != Some(Wait::Ready) => run.left,
-            _ => 1,
-        }
-    }
-
-    /// The same as `times` rounds of complete and schedule, the last schedule left out; at most
-    /// [`MixedScheduler::decode_horizon`]. The answer is that of the last round.
-    pub fn complete_decodes(&mut self, times: u64) -> Result<&[Emitted], Error> {
-        let horizon = self.decode_horizon();
-        if !(1..=horizon).contains(&times) {
-            return Err(Error::invalid("times", times, format!("a whole number from 1 to {horizon}")));
-        }
-        if let Some(run) = &mut self.run
-            && self.due
-        {
-            run.done += times - 1;
-            run.left -= times - 1;
-        }
-        self.complete()
-    }
-
-    /// Ends a request wherever it is and frees its reservation at once. `None` when it is gone already.
+    /// Cancel a waiting or running request, release its reservation at once, and return its progress. Returns `None` if
+    /// the request has ended already.
     pub fn cancel(&mut self, row: Row) -> Option<Progress> {
         let progress = self.progress(row)?;
-        let Request { start, ticket } = self.rows.remove(row)?;
-        if let Some(place) = place_of(&self.running, ticket) {
-            self.end_run();
-            self.running.remove(place);
-            self.reserved -= start.reservation();
+        let Request { added, ticket } = self.requests.remove(row)?;
+        if let Some(position) = running_position(&self.running, ticket) {
+            self.end_decode_run();
+            self.running.remove(position);
+            self.reserved -= added.reservation();
         } else {
             self.waiting.remove(ticket);
         }
@@ -258,102 +122,86 @@ impl MixedScheduler {
         Some(progress)
     }
 
-    /// How far a live request has come.
+    /// Return the progress of a live request, or `None` if it has ended.
     pub fn progress(&self, row: Row) -> Option<Progress> {
-        let Request { start, ticket } = self.rows.get(row)?;
-        let Some(place) = place_of(&self.running, *ticket) else {
-            return Some(Progress { prefilled: start.prefilled, generated: start.generated });
+        let Request { added, ticket } = self.requests.get(row)?;
+        let Some(position) = running_position(&self.running, *ticket) else {
+            return Some(Progress { prefilled: added.prefilled, generated: added.generated });
         };
-        let running = &self.running[place];
-        let done = self.run.as_ref().map_or(0, |run| run.done);
+        let running = &self.running[position];
+        let completed = self.decode_run.as_ref().map_or(0, |run| run.completed);
         Some(Progress {
-            prefilled: start.prompt_len - running.prompt_left,
-            generated: start.max_new - running.outputs_left + done,
+            prefilled: added.prompt_len - running.prompt_left,
+            generated: added.max_new - running.outputs_left + completed,
         })
     }
 
-    /// Whether a live request runs; it waits otherwise.
+    /// Return whether a live request is running (`true`) or waiting (`false`), or `None` if it has ended.
     pub fn is_running(&self, row: Row) -> Option<bool> {
-        self.rows.get(row).map(|request| place_of(&self.running, request.ticket).is_some())
+        self.requests.get(row).map(|request| running_position(&self.running, request.ticket).is_some())
     }
 
-    /// The plan whose completion is due, as the last schedule gave it.
-    pub fn plan(&self) -> Option<&[Planned]> {
-        self.due.then_some(&self.plan)
-    }
-
-    /// A number that changes whenever a plan is worked out anew: as long as it stays, so does the plan.
-    pub fn revision(&self) -> u64 {
-        self.revision
-    }
-
-    /// Whether completing the plan moves nothing but counters: everybody planned emits, nobody ends, and the
-    /// next plan is the same one unless somebody is admitted or cancelled.
-    pub fn is_steady(&self) -> bool {
-        self.run.as_ref().is_some_and(|run| run.left > 1)
-    }
-
-    /// What keeps the head of the waiting queue from running; `None` when nobody waits.
+    /// Return why the head of the waiting queue is not admitted, or `None` if no request is waiting.
     pub fn head_wait(&self) -> Option<Wait> {
-        let head = self.rows.get(self.waiting.head()?)?;
-        Some(if self.spare == 0 {
+        let head = self.requests.get(self.waiting.head()?)?;
+        Some(if self.unused_budget == 0 {
             Wait::Budget
         } else if self.running.len() as u64 >= self.max_seqs {
             Wait::Slots
-        } else if self.reserved + head.start.reservation() > self.kv_tokens {
+        } else if self.reserved + head.added.reservation() > self.kv_tokens {
             Wait::Kv
         } else {
             Wait::Ready
         })
     }
 
-    /// KV tokens reserved by those who run.
+    /// Number of KV tokens reserved by running requests.
     pub fn reserved(&self) -> u64 {
         self.reserved
     }
 
-    /// Number of requests that wait.
+    /// Number of waiting requests.
     pub fn num_waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Number of requests that run.
+    /// Number of running requests.
     pub fn num_running(&self) -> usize {
         self.running.len()
     }
 
-    /// All that wait, oldest first.
+    /// Return all waiting requests, oldest first.
     pub fn waiting(&self) -> impl Iterator<Item = Row> + '_ {
         self.waiting.iter()
     }
 
-    /// All that run, oldest first.
+    /// Return all running requests, oldest first.
     pub fn running(&self) -> impl Iterator<Item = Row> + '_ {
         self.running.iter().map(|running| running.row)
     }
 
-    /// The waiting request at `position`, counted from the oldest.
+    /// Return the waiting request at `position`, where 0 is the oldest.
     pub fn waiting_at(&mut self, position: usize) -> Option<Row> {
         self.waiting.get(position)
     }
 
-    /// The running request at `position`, counted from the oldest.
+    /// Return the running request at `position`, where 0 is the oldest.
     pub fn running_at(&self, position: usize) -> Option<Row> {
         self.running.get(position).map(|running| running.row)
     }
 
-    /// Bytes of memory held, spare room included.
+    /// Bytes of heap memory held, unused capacity included.
     pub fn heap_bytes(&self) -> usize {
-        self.rows.heap_bytes()
+        self.requests.heap_bytes()
             + self.waiting.heap_bytes()
-            + self.running.capacity() * size_of::<Running>()
+            + self.running.capacity() * size_of::<RunningRequest>()
             + self.plan.capacity() * size_of::<Planned>()
             + self.emitted.capacity() * size_of::<Emitted>()
     }
 }
 
-/// Where in `running` the request with that ticket stands.
-pub(super) fn place_of(running: &[Running], ticket: u64) -> Option<usize> {
+/// Return the position in `running` of the request with `ticket`.
+pub(super) fn running_position(running: &[RunningRequest], ticket: u64) -> Option<usize> {
     running.binary_search_by_key(&ticket, |running| running.ticket).ok()
 }
 
@@ -364,56 +212,6 @@ mod tests {
 
     fn new(prompt_len: u64, max_new: u64) -> NewMixed {
         NewMixed { prompt_len, max_new, prefilled: 0, generated: 0 }
-    }
-
-    /// Everything a caller can see, after a step.
-    fn seen(s: &MixedScheduler) -> (Vec<Row>, Vec<Option<Progress>>, u64, Option<Wait>) {
-        let running: Vec<Row> = s.running().collect();
-        let progress = running.iter().map(|&row| s.progress(row)).collect();
-        (running, progress, s.reserved(), s.head_wait())
-    }
-
-    #[test]
-    fn a_jump_over_decodes_equals_stepping() {
-        let mut jumping = MixedScheduler::new(8, 3, 60).unwrap();
-        for (prompt, outputs) in [(3, 7), (2, 4), (9, 12), (4, 2), (1, 1)] {
-            jumping.add(new(prompt, outputs)).unwrap();
-        }
-        let mut stepping = jumping.clone();
-        let mut jumps = Vec::new();
-        while !jumping.schedule().is_empty() {
-            let times = jumping.decode_horizon();
-            jumps.push(times);
-            let jumped = jumping.complete_decodes(times).unwrap().to_vec();
-            let mut stepped = Vec::new();
-            for _ in 0..times {
-                stepping.schedule();
-                stepped = stepping.complete().unwrap().to_vec();
-            }
-            assert_eq!(jumped, stepped);
-            assert_eq!(seen(&jumping), seen(&stepping));
-        }
-        assert_eq!(jumps, [1, 1, 2, 1, 1, 1, 6]);
-        assert_eq!((jumping.reserved(), stepping.schedule()), (0, [].as_slice()));
-    }
-
-    #[test]
-    fn a_jump_beyond_the_horizon_is_refused() {
-        let mut s = MixedScheduler::new(8, 2, 60).unwrap();
-        assert!(matches!(s.complete_decodes(1), Err(Error::NotDue(_))));
-        s.add(new(1, 5)).unwrap();
-        s.schedule();
-        assert_eq!(s.decode_horizon(), 1, "the step has a prompt in it");
-        s.complete().unwrap();
-        s.schedule();
-        assert_eq!(s.decode_horizon(), 4);
-        for times in [0, 5] {
-            assert!(matches!(s.complete_decodes(times), Err(Error::Invalid(_))));
-        }
-        s.add(new(1, 1)).unwrap();
-        assert_eq!(s.decode_horizon(), 1, "the next step admits somebody");
-        assert_eq!(s.complete_decodes(1).unwrap().len(), 1);
-        assert_eq!(s.schedule().len(), 2);
     }
 
     #[test]

@@ -1,40 +1,40 @@
-//! What a step plans and brings, and why the head of the queue is not in it.
+//! The entries of a plan, the results of a step, and the reasons why the head of the queue waits.
 
 use crate::request::Row;
 
 /// One entry of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planned {
-    /// Who runs.
+    /// The scheduled request.
     pub row: Row,
-    /// Its tokens in this step, at least 1.
+    /// Number of its tokens in this step, at least 1.
     pub tokens: u64,
 }
 
 /// A request that emitted a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Emitted {
-    /// Who emitted.
+    /// The request that emitted a token.
     pub row: Row,
-    /// Whether this was its last output; its row and its reservation are gone then.
+    /// Whether the token was its last output. The handle is then stale and the reservation released.
     pub finished: bool,
 }
 
-/// What keeps the head of the waiting queue from running.
+/// Why the head of the waiting queue is not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Wait {
-    /// The last plan had no token left for it.
+    /// The last plan used the whole token budget.
     Budget,
-    /// Every slot is held.
+    /// `max_seqs` requests are running.
     Slots,
-    /// The KV cache cannot take its prompt and outputs besides what is reserved.
+    /// Prompt and outputs of the head do not fit the KV cache beside the reservations.
     Kv,
-    /// Nothing: the next plan admits it.
+    /// The head fits: the next plan admits it.
     Ready,
 }
 
 impl Wait {
-    /// The stable name, for metrics and messages.
+    /// Stable name, for metrics and messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Budget => "budget",

@@ -1,9 +1,9 @@
-//! How long a step takes on the device: measured points, with straight lines between them.
+//! Duration of a step on the device: measured points with linear interpolation.
 
 use crate::config::TOKENS_MAX;
 use crate::error::{Error, Fault};
 
-/// Step times in nanoseconds.
+/// Durations of steps by padded size, in nanoseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cost {
     prefill: Curve,
@@ -11,12 +11,13 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Every prefill takes `prefill`, every decode step takes `decode`.
+    /// Return a cost where every prefill step takes `prefill` and every decode step takes `decode` nanoseconds.
     pub fn constant(prefill: u64, decode: u64) -> Self {
         Self { prefill: Curve::constant(prefill), decode: Curve::constant(decode) }
     }
 
-    /// Prefill time by padded tokens, decode time by padded rows; an error lists the faults of both.
+    /// Return a cost from measured points: prefill durations by padded tokens, decode durations by padded rows. The
+    /// error lists the faults of both tables.
     pub fn table(prefill: &[(i64, u64)], decode: &[(i64, u64)]) -> Result<Self, Error> {
         match (Curve::new("prefill", prefill), Curve::new("decode", decode)) {
             (Ok(prefill), Ok(decode)) => Ok(Self { prefill, decode }),
@@ -24,18 +25,18 @@ impl Cost {
         }
     }
 
-    /// Time of a prefill that is padded to `tokens`.
+    /// Return the duration of a prefill step padded to `tokens`.
     pub fn prefill(&self, tokens: u32) -> u64 {
         self.prefill.at(tokens)
     }
 
-    /// Time of a decode step that is padded to `rows`.
+    /// Return the duration of a decode step padded to `rows`.
     pub fn decode(&self, rows: u32) -> u64 {
         self.decode.at(rows)
     }
 }
 
-/// A line through points, the sizes ascending; never empty.
+/// A piecewise linear function through at least one point, sizes ascending.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Curve {
     points: Box<[(u32, u64)]>,
@@ -64,10 +65,10 @@ impl Curve {
         }
     }
 
-    /// The value at `size`: on the line between its two neighbours, rounded half up; on the last line
-    /// beyond the last point, but never below 0; the first value below the first point.
+    /// Return the value at `size`: interpolated between the neighbouring points and rounded half up; extrapolated from
+    /// the last two points beyond the last point, but at least 0; the first value below the first point.
     fn at(&self, size: u32) -> u64 {
-        let above = self.points.partition_point(|&(known, _)| known < size);
+        let above = self.points.partition_point(|&(point, _)| point < size);
         let (first, value) = self.points[above.min(self.points.len() - 1)];
         if above == 0 || first == size || self.points.len() == 1 {
             return value;
@@ -92,17 +93,17 @@ mod tests {
     }
 
     #[test]
-    fn lines_between_points_and_beyond() {
+    fn values_are_interpolated_and_extrapolated() {
         let cost = Cost::table(&[(1024, 500), (128, 100), (256, 180)], &[(4, 10), (8, 11)]).unwrap();
         let prefill = [1, 128, 129, 192, 256, 640, 1024, 2048].map(|tokens| cost.prefill(tokens));
         // 100 + 80/128 = 100.625; 500 + 1024 * 320/768 = 926.67
         assert_eq!(prefill, [100, 100, 101, 140, 180, 340, 500, 927]);
-        // 10.25, 10.5 (half goes up), 10.75, then on by a quarter a row
+        // 10.25, 10.5 (rounded half up), 10.75; beyond the last point, 0.25 per row
         assert_eq!([5, 6, 7, 8, 9, 10].map(|rows| cost.decode(rows)), [10, 11, 11, 11, 11, 12]);
     }
 
     #[test]
-    fn a_falling_line_ends_at_zero() {
+    fn an_extrapolated_value_is_at_least_zero() {
         let cost = Cost::table(&[(1, 100), (2, 99), (4, 50)], &[(1, 1)]).unwrap();
         assert_eq!([3, 4, 5, 6, 100].map(|tokens| cost.prefill(tokens)), [75, 50, 26, 1, 0]);
         let steep = Cost::table(&[(1, 0), (2, u64::MAX)], &[(1, 1)]).unwrap();
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_tables_name_their_faults() {
+    fn the_error_lists_the_faults_of_both_tables() {
         let error = Cost::table(&[], &[(8, 1), (8, 2)]).unwrap_err().to_string();
         assert_eq!(error, "prefill: no points: expected at least one point\ndecode: 8: expected each size once");
         assert!(Cost::table(&[(0, 1)], &[(1, 1)]).unwrap_err().to_string().starts_with("prefill: 0: expected"));

@@ -1,23 +1,23 @@
-//! Exact decimals: text such as `0.25` or `1e-3` as a whole number of small units, with no float between.
+//! Exact parsing of decimal text such as `0.25` or `1e-3` into a whole number of small units, without a float.
 
 use crate::error::Fault;
 
-/// The largest number of units: 292 years in nanoseconds.
+/// Maximum number of units: 292 years in nanoseconds.
 pub const UNITS_MAX: u64 = i64::MAX as u64;
 
-/// Why a text is no such number.
+/// Why a text cannot be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreadable {
-    /// It is not a finite decimal number.
+    /// The text is not a finite decimal number.
     Text,
-    /// It is below zero.
+    /// The number is below zero.
     Negative,
-    /// It exceeds [`UNITS_MAX`] units.
+    /// The number exceeds [`UNITS_MAX`] units.
     TooLarge,
 }
 
 impl Unreadable {
-    /// What would have been right, for a [`Fault`].
+    /// Return the expectation for a [`Fault`].
     pub fn expected(self) -> &'static str {
         match self {
             Self::Text => "a finite decimal number",
@@ -26,22 +26,21 @@ impl Unreadable {
         }
     }
 
-    /// The fault of `field`, which was given as `text`.
+    /// Return the fault of `field` with the value `text`.
     pub fn fault(self, field: &'static str, text: &str) -> Fault {
         Fault::new(field, text, self.expected())
     }
 }
 
-/// Reads `text` as a number and returns it times 10^`places`, rounded half up. Seconds become nanoseconds
-/// with 9 places, milliseconds with 6.
+/// Parse `text` as a number and return it times 10^`places`, rounded half up.
 ///
-/// A sign, a fraction and an exponent are taken as Python's `float` takes them; blanks, underscores,
-/// infinities and NaN are not.
+/// 9 places convert seconds to nanoseconds, 6 places milliseconds. The syntax is that of Python's `float` (sign,
+/// fraction, exponent) without blanks, underscores, infinities and NaN.
 pub fn units(text: &str, places: u32) -> Result<u64, Unreadable> {
     let (negative, unsigned) = signed(text.as_bytes());
     let end = unsigned.iter().position(|byte| matches!(byte, b'e' | b'E')).unwrap_or(unsigned.len());
     let (mantissa, exponent) = unsigned.split_at(end);
-    let exponent = if exponent.is_empty() { 0 } else { whole(&exponent[1..])? };
+    let exponent = if exponent.is_empty() { 0 } else { integer(&exponent[1..])? };
     let point = mantissa.iter().position(|&byte| byte == b'.').unwrap_or(mantissa.len());
     let fraction = mantissa.get(point + 1..).unwrap_or_default();
     let digits = || mantissa[..point].iter().chain(fraction);
@@ -54,7 +53,7 @@ pub fn units(text: &str, places: u32) -> Result<u64, Unreadable> {
     if negative {
         return Err(Unreadable::Negative);
     }
-    // So many digits are left of the point once it has been moved; the next one decides the rounding.
+    // `kept` digits are left of the shifted decimal point; the next digit decides the rounding.
     let kept = exponent.saturating_add(length(mantissa[..point].len())).saturating_add(i64::from(places));
     if kept < 0 {
         return Ok(0);
@@ -77,13 +76,13 @@ pub fn units(text: &str, places: u32) -> Result<u64, Unreadable> {
 }
 
 fn times_ten(value: u64, digit: u8) -> Result<u64, Unreadable> {
-    // The bound keeps room for the digit that rounding may add.
+    // `UNITS_MAX` is below `u64::MAX`, so that rounding up cannot overflow.
     let next = value.checked_mul(10).and_then(|tens| tens.checked_add(u64::from(digit)));
     next.filter(|&next| next <= UNITS_MAX).ok_or(Unreadable::TooLarge)
 }
 
-/// A whole number with a sign; one that is too long stands at the end of the range.
-fn whole(text: &[u8]) -> Result<i64, Unreadable> {
+/// Parse a signed whole number; a number out of range saturates.
+fn integer(text: &[u8]) -> Result<i64, Unreadable> {
     let (negative, digits) = signed(text);
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
         return Err(Unreadable::Text);
@@ -93,7 +92,7 @@ fn whole(text: &[u8]) -> Result<i64, Unreadable> {
     Ok(if negative { -value } else { value })
 }
 
-/// Whether there is a minus, and what follows the sign.
+/// Split off the sign: return whether it is a minus, and the rest.
 fn signed(text: &[u8]) -> (bool, &[u8]) {
     let rest = text.strip_prefix(b"-").or_else(|| text.strip_prefix(b"+")).unwrap_or(text);
     (text.starts_with(b"-"), rest)
@@ -118,7 +117,7 @@ mod tests {
             ("1e-3", 1_000_000),
             ("1.25E+1", 12_500_000_000),
             ("0.1", 100_000_000),
-            // Between these two lies no float.
+            // No float lies between the next two values.
             ("1700158546.680590001", 1_700_158_546_680_590_001),
             ("1700158546.680590002", 1_700_158_546_680_590_002),
             ("000123e-3", 123_000_000),
@@ -132,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_digit_behind_the_last_rounds_half_up() {
+    fn the_digit_after_the_last_kept_digit_rounds_half_up() {
         let cases = [
             ("0.0000000005", 1),
             ("0.00000000049999", 0),
@@ -152,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn m09_what_is_no_time_is_refused() {
+    fn m09_text_that_is_not_a_time_is_refused() {
         for text in ["", "+", ".", "e5", "1e", "1e+", "1e1.5", "1.2.3", "nan", "NaN", "inf", "-inf", "Infinity"] {
             assert_eq!(units(text, 9), Err(Unreadable::Text), "{text}");
         }

@@ -1,20 +1,21 @@
-//! The clock: arrivals in, steps out, time forward.
+//! The replay loop: adds requests when they arrive, plans and completes steps, and advances the clock.
 
 use std::ops::ControlFlow;
 
 use super::cost::Cost;
+use super::counters::Counters;
 use super::decimal::UNITS_MAX;
 use super::engine::{Added, Decision, Engine};
 use super::options::{Options, Progress};
 use super::report::{Record, Report, Summary};
 use super::steps::{Entry, Steps};
-use super::tally::Tally;
+
 use super::workload::Arrival;
 use crate::decide::Kind;
 use crate::error::Error;
 use crate::request::Row;
 
-/// Decisions between two calls of the observer; a millisecond or so.
+/// Number of decisions between two calls of the observer: about a millisecond.
 const OBSERVE_EVERY: u32 = 1024;
 
 pub(super) struct Drive<'a, E> {
@@ -22,20 +23,20 @@ pub(super) struct Drive<'a, E> {
     workload: &'a [Arrival],
     cost: &'a Cost,
     one_by_one: bool,
-    /// Places in the workload by arrival, ties in the order given.
+    /// Positions in the workload, sorted by arrival; ties keep the order of the workload.
     order: Vec<u32>,
-    /// How many of them the scheduler has seen.
-    seen: usize,
-    /// Now, from time zero.
+    /// Number of requests in `order` that were added.
+    added: usize,
+    /// Current time in nanoseconds from time zero.
     clock: u64,
     /// End of the last step.
     makespan: u64,
     records: Vec<Record>,
     refused: Vec<u32>,
     completed: usize,
-    /// By the index of a row: its request.
+    /// Position in the workload of each live request, by row index.
     requests: Vec<u32>,
-    tally: Tally,
+    counters: Counters,
     steps: Option<Steps>,
 }
 
@@ -52,14 +53,14 @@ impl<'a, E: Engine> Drive<'a, E> {
             cost,
             one_by_one: options.one_by_one,
             order,
-            seen: 0,
+            added: 0,
             clock: 0,
             makespan: 0,
             records: workload.iter().map(record).collect(),
             refused: Vec::new(),
             completed: 0,
             requests: Vec::new(),
-            tally: Tally::default(),
+            counters: Counters::default(),
             steps: options.record_steps.then(Steps::default),
         }
     }
@@ -70,7 +71,7 @@ impl<'a, E: Engine> Drive<'a, E> {
     ) -> Result<Option<Report>, Error> {
         let mut unobserved = 0;
         loop {
-            self.admit()?;
+            self.add_arrivals()?;
             if let Some(decision) = self.engine.decide()? {
                 self.step(decision)?;
             } else if let Some(next) = self.next_arrival() {
@@ -88,12 +89,15 @@ impl<'a, E: Engine> Drive<'a, E> {
         }
         let Progress { done, total } = self.progress();
         if done != total {
-            return Err(Error::Broken(format!("the scheduler is idle, but {} requests have not ended", total - done)));
+            let unfinished = total - done;
+            return Err(Error::InvariantViolated(format!(
+                "the scheduler is idle with {unfinished} unfinished requests"
+            )));
         }
         if observer(self.progress()).is_break() {
             return Ok(None);
         }
-        let summary = Summary::new(&self.records, self.refused.len() as u64, self.makespan, self.tally);
+        let summary = Summary::new(&self.records, self.refused.len() as u64, self.makespan, self.counters);
         Ok(Some(Report { summary, records: self.records, refused: self.refused, steps: self.steps }))
     }
 
@@ -102,15 +106,15 @@ impl<'a, E: Engine> Drive<'a, E> {
     }
 
     fn next_arrival(&self) -> Option<u64> {
-        self.order.get(self.seen).map(|&request| self.records[request as usize].arrival)
+        self.order.get(self.added).map(|&request| self.records[request as usize].arrival)
     }
 
-    /// Gives the scheduler whatever has arrived by now.
-    fn admit(&mut self) -> Result<(), Error> {
-        while let Some(&request) = self.order.get(self.seen)
+    /// Add the requests that have arrived.
+    fn add_arrivals(&mut self) -> Result<(), Error> {
+        while let Some(&request) = self.order.get(self.added)
             && self.records[request as usize].arrival <= self.clock
         {
-            self.seen += 1;
+            self.added += 1;
             match self.engine.add(&self.workload[request as usize])? {
                 Added::Accepted(row, outputs) => {
                     if self.requests.len() <= row.index() {
@@ -128,7 +132,7 @@ impl<'a, E: Engine> Drive<'a, E> {
         Ok(())
     }
 
-    /// Runs the planned step, and those equal to it that are certain to follow before anybody arrives.
+    /// Run the planned step together with the identical steps guaranteed to follow it before the next arrival.
     fn step(&mut self, decision: Decision) -> Result<(), Error> {
         let (start, time) = (self.clock, decision.time(self.cost));
         let horizon = if decision.is_prefill() || self.one_by_one { 1 } else { self.engine.horizon() };
@@ -138,14 +142,14 @@ impl<'a, E: Engine> Drive<'a, E> {
             return Err(Error::invalid("cost", time, "steps that end within 2^63 nanoseconds of time zero"));
         };
         if let Some(reason) = self.engine.wait() {
-            self.tally.waits.add(reason, end - start);
+            self.counters.waits.add(reason, end - start);
         }
         let run = (start, time, times);
         if decision.is_prefill() {
-            self.start(decision, start);
+            self.record_starts(decision, start);
         }
-        self.record(decision, run);
-        self.tally.step(decision, E::PADS, run);
+        self.record_steps(decision, run);
+        self.counters.step(decision, E::PADS, run);
         self.clock = end;
         self.makespan = end;
         self.engine.complete(times, |row, finished| {
@@ -153,7 +157,7 @@ impl<'a, E: Engine> Drive<'a, E> {
             if record.first_token.is_none() {
                 record.first_token = Some(end);
                 if !finished {
-                    self.tally.gaps.first_token(end);
+                    self.counters.gaps.first_token(end);
                 }
             }
             if finished {
@@ -163,7 +167,7 @@ impl<'a, E: Engine> Drive<'a, E> {
         })
     }
 
-    /// How many of `horizon` equal steps start before the next arrival.
+    /// Return how many of `horizon` identical steps start before the next arrival.
     fn until_arrival(&self, horizon: u64, time: u64) -> u64 {
         match self.next_arrival() {
             Some(next) if time > 0 => horizon.min((next - self.clock).div_ceil(time)),
@@ -171,14 +175,15 @@ impl<'a, E: Engine> Drive<'a, E> {
         }
     }
 
-    /// Notes the first step of those who start in this one.
-    fn start(&mut self, decision: Decision, now: u64) {
+    /// Record `now` as the start of each prefilling request of the planned step that has not started before.
+    fn record_starts(&mut self, decision: Decision, now: u64) {
         for (row, _) in self.engine.entries().skip(decision.decodes as usize) {
             self.records[self.requests[row.index()] as usize].start.get_or_insert(now);
         }
     }
 
-    fn record(&mut self, decision: Decision, run: (u64, u64, u64)) {
+    /// Record a run of identical steps, if steps are recorded. `run` is the start, the duration and the number.
+    fn record_steps(&mut self, decision: Decision, run: (u64, u64, u64)) {
         let Some(steps) = &mut self.steps else { return };
         let (kind, padded) = match (decision.is_prefill(), E::PADS) {
             (true, true) => (Kind::Prefill, decision.prompt_padded),

@@ -1,31 +1,31 @@
-//! What the clock needs from a scheduler.
+//! The interface between the replay loop and a scheduler.
 
 use super::cost::Cost;
-use super::report::Refusal;
+use super::refusal::Refusal;
 use super::workload::Arrival;
 use crate::error::Error;
 use crate::request::Row;
 
-/// A step that is about to run.
+/// A planned step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Decision {
-    /// Prompt tokens; 0 in a decode step.
+    /// Number of prompt tokens; 0 in a decode step.
     pub prompt: u32,
-    /// The same, as padded.
+    /// Padded number of prompt tokens.
     pub prompt_padded: u32,
-    /// Rows that decode one token each.
+    /// Number of decode rows, one token each.
     pub decodes: u32,
-    /// The same, as padded.
+    /// Padded number of decode rows.
     pub decodes_padded: u32,
 }
 
 impl Decision {
-    /// Whether the step counts as a prefill.
+    /// Return whether the step counts as a prefill.
     pub(super) fn is_prefill(self) -> bool {
         self.prompt > 0
     }
 
-    /// How long it takes; a part that is absent takes no time.
+    /// Return the duration of the step in nanoseconds: that of its prefill plus that of its decodes.
     pub(super) fn time(self, cost: &Cost) -> u64 {
         let prefill = if self.prompt > 0 { cost.prefill(self.prompt_padded) } else { 0 };
         let decode = if self.decodes > 0 { cost.decode(self.decodes_padded) } else { 0 };
@@ -33,35 +33,35 @@ impl Decision {
     }
 }
 
-/// What happened to a request that was added.
+/// The result of adding a request.
 pub(super) enum Added {
-    /// It waits, and will generate so many tokens.
+    /// The request waits; its handle, and the number of tokens that it will generate.
     Accepted(Row, u32),
-    /// It can never run.
+    /// The request can never run.
     Refused(Refusal),
 }
 
-/// A scheduler under the clock.
+/// A scheduler driven by the replay loop.
 pub(super) trait Engine {
     /// Whether steps are padded to compiled sizes.
     const PADS: bool;
 
-    /// Adds a request.
+    /// Add a request.
     fn add(&mut self, arrival: &Arrival) -> Result<Added, Error>;
 
-    /// Plans the next step; `None` when there is nothing to do.
+    /// Plan the next step; `None` if no request can run.
     fn decide(&mut self) -> Result<Option<Decision>, Error>;
 
-    /// The planned step in batch order, decodes first: the request and its tokens.
+    /// Return the requests of the planned step with their token counts, in batch order, decodes first.
     fn entries(&self) -> impl Iterator<Item = (Row, u32)>;
 
-    /// Why the head of the waiting queue waits; `None` when nobody waits.
+    /// Return why the head of the waiting queue waits; `None` if the queue is empty.
     fn wait(&self) -> Option<&'static str>;
 
-    /// How many decode steps equal to the planned one follow in a row, itself included.
+    /// Return the number of identical decode steps guaranteed to follow, including the planned one.
     fn horizon(&self) -> u64;
 
-    /// Completes the planned step `times` in a row, at most the horizon, and gives the rows for which the
-    /// last of them brought news: a first token or, then the flag is set, the end.
-    fn complete(&mut self, times: u64, news: impl FnMut(Row, bool)) -> Result<(), Error>;
+    /// Complete the planned step `times` in a row, at most the horizon. Calls `update` with each row for which the last
+    /// of these steps emits the first token or the last token, and with whether the request has finished.
+    fn complete(&mut self, times: u64, update: impl FnMut(Row, bool)) -> Result<(), Error>;
 }

@@ -1,7 +1,7 @@
-//! The exclusive scheduler under the clock.
+//! The exclusive scheduler as an [`Engine`].
 
 use super::engine::{Added, Decision, Engine};
-use super::report::Refusal;
+use super::refusal::Refusal;
 use super::workload::Arrival;
 use crate::config::Config;
 use crate::decide::Kind;
@@ -61,7 +61,7 @@ impl Engine for Exclusive {
         u64::from(self.scheduler.decode_horizon())
     }
 
-    fn complete(&mut self, times: u64, mut news: impl FnMut(Row, bool)) -> Result<(), Error> {
+    fn complete(&mut self, times: u64, mut update: impl FnMut(Row, bool)) -> Result<(), Error> {
         let Some(step) = self.scheduler.due_step() else { return Err(Error::NotDue("no step was planned")) };
         let (id, kind) = (step.id(), step.kind());
         let completion = if times == 1 {
@@ -71,9 +71,9 @@ impl Engine for Exclusive {
             self.scheduler.complete_decodes(id, times)?
         };
         if kind == Kind::Decode {
-            completion.finishes().for_each(|(row, _)| news(row, true));
+            completion.finishes().for_each(|(row, _)| update(row, true));
         } else {
-            completion.iter().for_each(|outcome| news(outcome.row, outcome.finish.is_some()));
+            completion.iter().for_each(|outcome| update(outcome.row, outcome.finish.is_some()));
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
-//! The token-budget scheduler under the clock.
+//! The token-budget scheduler as an [`Engine`].
 
 use super::engine::{Added, Decision, Engine};
-use super::report::Refusal;
+use super::refusal::Refusal;
 use super::workload::Arrival;
 use crate::config::Config;
 use crate::error::Error;
@@ -11,7 +11,7 @@ use crate::request::Row;
 pub(super) struct Mixed {
     scheduler: MixedScheduler,
     max_model_len: u32,
-    /// By the index of a row: whether its prompt is done, so that it decodes.
+    /// Whether a request decodes, by row index.
     decodes: Vec<bool>,
 }
 
@@ -51,7 +51,7 @@ impl Engine for Mixed {
         if plan.is_empty() {
             return Ok(None);
         }
-        // Decodes come first in a plan.
+        // The decodes of a plan precede its prefills.
         let decodes = plan.partition_point(|planned| self.decodes[planned.row.index()]);
         let prompt = count(plan[decodes..].iter().map(|planned| planned.tokens).sum());
         let decodes = count(decodes as u64);
@@ -71,19 +71,19 @@ impl Engine for Mixed {
         self.scheduler.decode_horizon()
     }
 
-    fn complete(&mut self, times: u64, mut news: impl FnMut(Row, bool)) -> Result<(), Error> {
+    fn complete(&mut self, times: u64, mut update: impl FnMut(Row, bool)) -> Result<(), Error> {
         let completed = if times == 1 { self.scheduler.complete()? } else { self.scheduler.complete_decodes(times)? };
         for &Emitted { row, finished } in completed {
             let first = !std::mem::replace(&mut self.decodes[row.index()], true);
             if first || finished {
-                news(row, finished);
+                update(row, finished);
             }
         }
         Ok(())
     }
 }
 
-/// A count of tokens of one step: at most the budget, which has 32 bits.
+/// Return a number of tokens in one step as `u32`: it is at most the token budget, which has 32 bits.
 fn count(tokens: u64) -> u32 {
     u32::try_from(tokens).expect("at most the token budget")
 }

@@ -1,17 +1,17 @@
 //! Settings and progress of a replay.
 
-/// Which scheduler decides.
+/// The scheduler that a replay drives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheduler {
-    /// [`crate::exclusive::ExclusiveScheduler`], with the configuration as it is.
+    /// [`crate::exclusive::ExclusiveScheduler`] with the given configuration.
     Bucket,
-    /// [`crate::mixed::MixedScheduler`], with `max_num_batched_tokens` as its budget and
-    /// `num_blocks * block_size` KV tokens; nothing is padded.
+    /// [`crate::mixed::MixedScheduler`] with a token budget of `max_num_batched_tokens` and
+    /// `num_blocks * block_size` KV tokens; steps are not padded.
     Mixed,
 }
 
 impl Scheduler {
-    /// The scheduler of that name.
+    /// Return the scheduler of that name, if there is one.
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
             "bucket" => Some(Self::Bucket),
@@ -21,20 +21,20 @@ impl Scheduler {
     }
 }
 
-/// How to replay.
+/// Settings of a replay.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Keep every step for [`Report::steps`].
+    /// Whether every step is kept in `Report::steps`.
     pub record_steps: bool,
-    /// Take equal decode steps one by one; the report is the same, only later.
+    /// Whether identical decode steps are completed one by one. The report is the same; the replay is slower.
     pub one_by_one: bool,
 }
 
-/// How far a replay is.
+/// Progress of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Requests that completed or were refused.
+    /// Number of requests that completed or were refused.
     pub done: usize,
-    /// Requests of the workload.
+    /// Number of requests of the workload.
     pub total: usize,
 }

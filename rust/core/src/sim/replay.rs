@@ -1,4 +1,4 @@
-//! The entry point: one workload through one scheduler.
+//! The entry point: replay one workload through one scheduler.
 
 use std::ops::ControlFlow;
 
@@ -12,10 +12,10 @@ use super::workload::Arrival;
 use crate::config::Config;
 use crate::error::Error;
 
-/// Runs `workload` to its end, and calls `observer` now and then; `None` when the observer broke off.
+/// Run `workload` until every request has finished or was refused; `None` if `observer` has stopped the replay.
 ///
-/// Refused requests are part of the report. An error is a cost that takes the clock beyond its range, or a
-/// scheduler that broke a rule.
+/// `observer` is called every 1024 decisions and at the end. Refused requests are part of the report. An error is a
+/// cost that takes the clock beyond 2^63 nanoseconds, or a violated invariant of the scheduler.
 pub fn replay(
     workload: &[Arrival],
     scheduler: Scheduler,
@@ -32,9 +32,10 @@ pub fn replay(
 
 #[cfg(test)]
 mod tests {
-    use super::super::report::{Record, Refusal, StepCounts, TokenCounts};
-    use super::super::spread::Spread;
-    use super::super::tally::Bucket;
+    use super::super::counters::Bucket;
+    use super::super::distribution::Distribution;
+    use super::super::refusal::Refusal;
+    use super::super::report::{Record, StepCounts, TokenCounts};
     use super::*;
     use crate::config::RawConfig;
     use crate::request::Prompt;
@@ -66,14 +67,14 @@ mod tests {
             .unwrap()
     }
 
-    /// Time to first token and end to end, in milliseconds.
+    /// Time to first token and end-to-end time of each request, in milliseconds.
     fn times(report: &Report) -> Vec<(u64, u64)> {
         let since = |record: &Record, at: Option<u64>| (at.unwrap() - record.arrival) / MS;
         report.records.iter().map(|r| (since(r, r.first_token), since(r, r.end))).collect()
     }
 
     #[test]
-    fn m02_the_first_token_time_contains_the_waiting() {
+    fn m02_the_time_to_first_token_includes_the_queue_time() {
         let config = config(2, 1024, 1024);
         let together = run(Scheduler::Bucket, &config, &[(0, 128, 3), (0, 128, 3)]);
         assert_eq!(times(&together), [(100, 220), (200, 220)]);
@@ -87,11 +88,11 @@ mod tests {
     }
 
     #[test]
-    fn m04_one_output_has_no_gap() {
+    fn m04_a_single_output_has_no_inter_token_latency() {
         let report = run(Scheduler::Bucket, &config(2, 1024, 1024), &[(0, 128, 1), (0, 128, 3)]);
         assert_eq!(times(&report), [(100, 100), (200, 220)]);
         assert_eq!((report.records[0].mean_itl_s(), report.records[1].mean_itl_s()), (None, Some(0.01)));
-        let ten = Spread { mean: 10.0, p50: 10.0, p90: 10.0, p99: 10.0, max: 10.0 };
+        let ten = Distribution { mean: 10.0, p50: 10.0, p90: 10.0, p99: 10.0, max: 10.0 };
         assert_eq!(report.summary.itl_ms, Some(ten));
         let alone = run(Scheduler::Bucket, &config(2, 1024, 1024), &[(0, 128, 1)]);
         assert_eq!(alone.summary.itl_ms, None);
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_fits_is_refused_and_the_run_goes_on() {
+    fn a_request_that_never_fits_is_refused_and_the_replay_continues() {
         for scheduler in [Scheduler::Bucket, Scheduler::Mixed] {
             let report = run(scheduler, &config(4, 100, 2), &[(5, 30, 4), (7, 16, 2)]);
             assert_eq!(report.records[0].refusal, Some(Refusal::KvNeverFits));
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn m08_idle_hours_cost_no_steps() {
+    fn m08_idle_time_is_skipped_without_steps() {
         let hour = 3600 * 1000 * MS;
         let requests: Vec<_> = (0..10).map(|hours| (hours * hour, 128, 2)).collect();
         let report = run(Scheduler::Bucket, &config(2, 1024, 1024), &requests);
@@ -128,8 +129,8 @@ mod tests {
     }
 
     #[test]
-    fn who_arrives_as_a_step_ends_is_seen_by_the_next_decision() {
-        // Decode steps end at 110, 120, ...; the second request arrives at one such end, or just after it.
+    fn a_request_arriving_as_a_step_ends_is_seen_by_the_next_decision() {
+        // Decode steps end at 110, 120, ... ms; the second request arrives at 130 ms, or 1 ns later.
         let config = config(2, 1024, 1024);
         let at_the_end = run(Scheduler::Bucket, &config, &[(0, 128, 9), (130 * MS, 128, 1)]);
         assert_eq!(times(&at_the_end)[1], (100, 100));
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_arrivals_keep_the_order_of_the_rows() {
+    fn equal_arrivals_keep_the_order_of_the_workload() {
         let report =
             run(Scheduler::Bucket, &config(1, 1024, 1024), &[(9, 128, 1), (3, 128, 1), (9, 128, 1), (3, 128, 1)]);
         let starts: Vec<_> = report.records.iter().map(|record| record.start.unwrap() / MS).collect();
@@ -146,8 +147,8 @@ mod tests {
     }
 
     #[test]
-    fn a_mixed_step_costs_its_prompt_and_its_decodes() {
-        // A's prompt; then B's prompt beside A's decode; then both decode.
+    fn a_mixed_step_takes_the_time_of_its_prompt_and_its_decodes() {
+        // Steps: the prompt of A; the prompt of B with a decode of A; a decode of both.
         let report = run(Scheduler::Mixed, &config(2, 1024, 1024), &[(0, 128, 3), (50 * MS, 100, 2)]);
         assert_eq!(times(&report), [(100, 220), (160, 170)]);
         assert_eq!(report.summary.steps, StepCounts { prefill: 2, decode: 1 });
@@ -161,7 +162,7 @@ mod tests {
 
     #[test]
     fn waits_padding_and_steps_are_counted() {
-        // One slot: B waits for it until A has ended, 100 + 10 + 10 ms.
+        // One batch slot: B waits until A has finished, 100 + 10 + 10 ms.
         let report = run(Scheduler::Bucket, &config(1, 1024, 1024), &[(0, 100, 3), (0, 300, 1)]);
         assert_eq!(report.summary.wait_reasons_ms, [("slots", 120.0)]);
         let bucket = |real, padded, steps| Bucket { steps, real, padded };
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_in_nothing_out() {
+    fn an_empty_workload_has_an_empty_report() {
         let report = run(Scheduler::Bucket, &config(1, 1024, 1024), &[]);
         assert_eq!((report.summary.makespan_s, report.summary.requests_per_s), (0.0, None));
         assert_eq!((report.summary.ttft_ms, report.steps.unwrap().len()), (None, 0));
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_observer_can_break_off() {
+    fn the_observer_can_stop_the_replay() {
         let requests = arrivals(&vec![(0, 16, 1); 5000]);
         let cost = Cost::constant(1, 1);
         let mut seen = Vec::new();

@@ -1,18 +1,18 @@
-//! The steps of a replay, kept as runs of equal steps.
+//! The recorded steps of a replay, stored as runs of identical steps.
 
-use super::spread::seconds;
+use super::distribution::seconds;
 use crate::decide::Kind;
 
-/// What one request had in a step.
+/// One row of a recorded step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Its place in the workload.
+    /// Position of the request in the workload.
     pub request: u32,
-    /// Its tokens.
+    /// Number of tokens computed for the request.
     pub tokens: u32,
 }
 
-/// One step, as read.
+/// One recorded step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recorded<'a> {
     /// Start in nanoseconds from time zero.
@@ -21,25 +21,25 @@ pub struct Recorded<'a> {
     pub end: u64,
     /// Prefill or decode.
     pub kind: Kind,
-    /// Who ran, in batch order.
+    /// The rows of the step, in batch order.
     pub entries: &'a [Entry],
-    /// Tokens as padded.
+    /// Padded number of tokens.
     pub padded: u32,
 }
 
 impl Recorded<'_> {
-    /// Seconds from time zero to its start.
+    /// Return the time from time zero to the start of the step, in seconds.
     pub fn start_s(&self) -> f64 {
         seconds(self.start)
     }
 
-    /// Seconds from time zero to its end.
+    /// Return the time from time zero to the end of the step, in seconds.
     pub fn end_s(&self) -> f64 {
         seconds(self.end)
     }
 }
 
-/// Steps in time order.
+/// The recorded steps, in time order.
 #[derive(Clone, Debug, Default)]
 pub struct Steps {
     runs: Vec<Run>,
@@ -49,19 +49,19 @@ pub struct Steps {
 
 #[derive(Clone, Debug)]
 struct Run {
-    /// Number of its first step.
+    /// Index of the first step.
     first: u64,
     start: u64,
-    /// Time of each step.
+    /// Duration of each step.
     time: u64,
     kind: Kind,
-    /// Where its entries start.
+    /// Start of the run's rows in [`Steps::entries`].
     entries: usize,
     padded: u32,
 }
 
 impl Steps {
-    /// Adds `times` equal steps.
+    /// Add a run of `times` identical steps of `time` nanoseconds each.
     pub(super) fn push(
         &mut self,
         (start, time, times): (u64, u64, u64),
@@ -74,36 +74,36 @@ impl Steps {
         self.count += times;
     }
 
-    /// Number of steps.
+    /// Return the number of steps.
     pub fn len(&self) -> u64 {
         self.count
     }
 
-    /// Whether nothing ran.
+    /// Return whether there are no steps.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// The step of that number.
-    pub fn get(&self, number: u64) -> Option<Recorded<'_>> {
-        if number >= self.count {
+    /// Return the step at `index`.
+    pub fn get(&self, index: u64) -> Option<Recorded<'_>> {
+        if index >= self.count {
             return None;
         }
-        let at = self.runs.partition_point(|run| run.first <= number) - 1;
+        let at = self.runs.partition_point(|run| run.first <= index) - 1;
         let run = &self.runs[at];
         let end = self.runs.get(at + 1).map_or(self.entries.len(), |next| next.entries);
-        let start = run.start + (number - run.first) * run.time;
+        let start = run.start + (index - run.first) * run.time;
         let entries = &self.entries[run.entries..end];
         Some(Recorded { start, end: start + run.time, kind: run.kind, entries, padded: run.padded })
     }
 
-    /// Every step.
+    /// Return an iterator over every step.
     pub fn iter(&self) -> impl Iterator<Item = Recorded<'_>> {
-        (0..self.count).filter_map(|number| self.get(number))
+        (0..self.count).filter_map(|index| self.get(index))
     }
 }
 
-/// Equal steps, whatever the runs.
+/// Equality of the steps, independent of how they are grouped into runs.
 impl PartialEq for Steps {
     fn eq(&self, other: &Self) -> bool {
         self.count == other.count && self.iter().eq(other.iter())

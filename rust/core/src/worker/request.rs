@@ -1,24 +1,24 @@
-//! What is kept of a request.
+//! The state of one request.
 
 use crate::error::Fault;
 use crate::request::{Sampling, TOKENS_MAX};
 
 #[derive(Clone, Debug)]
 pub(super) struct Request {
-    /// Prompt and outputs, as far as they are known.
+    /// Prompt tokens followed by the known output tokens.
     pub(super) tokens: Vec<u32>,
     pub(super) blocks: Vec<u32>,
-    /// Tokens of the prompt.
+    /// Number of prompt tokens.
     pub(super) prompt: u32,
     pub(super) sampling: Sampling,
-    /// Tokens that are computed once all that was filled has run.
+    /// Number of tokens computed once every filled step has run.
     pub(super) end: u32,
-    /// How often it was set back. What was in flight then is of no more concern.
-    pub(super) turn: u32,
+    /// Number of times that computed tokens were discarded. The output of a step filled before a reset is ignored.
+    pub(super) resets: u32,
 }
 
 impl Request {
-    /// Tokens of the prompt, and all that there are with so many outputs.
+    /// Return the number of prompt tokens, and the number of all tokens with `outputs` output tokens.
     pub(super) fn count(&self, outputs: i64) -> Result<(i64, i64), Fault> {
         let prompt = i64::from(self.prompt);
         let most = i64::from(TOKENS_MAX) - prompt;
@@ -28,23 +28,23 @@ impl Request {
         Ok((prompt, prompt + outputs))
     }
 
-    /// Lets go of outputs that the scheduler has taken back.
-    pub(super) fn forget(&mut self, outputs: i64) {
+    /// Drop the output tokens after the first `outputs`, which the scheduler has discarded.
+    pub(super) fn truncate_outputs(&mut self, outputs: i64) {
         let outputs = usize::try_from(outputs).unwrap_or(usize::MAX);
         self.tokens.truncate((self.prompt as usize).saturating_add(outputs));
     }
 
-    /// The tokens from `start` to `end` are computed now. Where some of them were before, it was set back.
-    pub(super) fn go_on(&mut self, start: u32, end: u32) {
+    /// Record a step that computes the tokens from `start` to `end`. Computing a token again is a reset.
+    pub(super) fn schedule(&mut self, start: u32, end: u32) {
         if start < self.end {
-            self.turn += 1;
+            self.resets += 1;
         }
         self.end = end;
     }
 
-    /// Appends the token that was sampled for a position. Steps are accepted in order, so it is the next one, unless
-    /// the scheduler has taken back what came before it.
-    pub(super) fn learn(&mut self, at: u32, token: u32) {
+    /// Append the token sampled for position `at`. Steps are accepted in order, so it is the next position, unless the
+    /// scheduler has discarded the tokens before it.
+    pub(super) fn append_sampled(&mut self, at: u32, token: u32) {
         if self.tokens.len() == at as usize {
             self.tokens.push(token);
         }

@@ -1,61 +1,61 @@
-//! The requests that a worker knows, and the steps in flight.
+//! The requests of a worker, and the steps in flight.
 
 use std::collections::VecDeque;
 
-use super::message::{Told, ToldRow, Who};
 use super::plan::{Plan, Planned};
 use super::request::Request;
-
+use super::scheduled::{RequestUpdate, ScheduledRow, ScheduledStep};
 use crate::error::{Error, Fault};
 use crate::fill::{DecodeRow, Layout, PrefillRow, Seen};
-use crate::request::{Row, Rows, UNKNOWN_TOKEN};
+use crate::request::{Row, Slab, UNKNOWN_TOKEN};
 
-/// Tokens, blocks and sampling of the requests that a worker runs.
+/// Tokens, KV blocks and sampling parameters of the requests that a worker runs.
 #[derive(Clone, Debug)]
 pub struct Worker {
     pub(super) layout: Layout,
-    pub(super) requests: Rows<Request>,
-    pub(super) in_flight: VecDeque<Vec<Filled>>,
+    pub(super) requests: Slab<Request>,
+    pub(super) in_flight: VecDeque<Vec<InFlightRow>>,
     pub(super) seen: Seen,
 }
 
-const PLANNED: &str = "a plan has found every request of its rows";
+const PLANNED: &str = "`plan` has found the request of every row";
 
-/// A row of a step that was filled and whose outcome is not known.
+/// A row of a step in flight.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Filled {
+pub(super) struct InFlightRow {
     pub(super) row: Row,
-    /// That of the request then.
-    pub(super) turn: u32,
+    /// [`Request::resets`] when the step was filled.
+    pub(super) resets: u32,
     pub(super) planned: Planned,
 }
 
 impl Worker {
-    /// Knows nobody yet.
+    /// Return a worker without requests.
     pub fn new(layout: Layout) -> Self {
-        Self { layout, requests: Rows::default(), in_flight: VecDeque::new(), seen: Seen::default() }
+        Self { layout, requests: Slab::default(), in_flight: VecDeque::new(), seen: Seen::default() }
     }
 
-    /// Requests that are known.
+    /// Return the number of known requests.
     pub fn len(&self) -> usize {
         self.requests.len()
     }
 
-    /// Whether nobody is known.
+    /// Return whether no request is known.
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
 
-    /// Steps that were filled and not accepted.
+    /// Return the number of steps in flight: filled and not accepted yet.
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// Sets the tokens of decode rows that the caller knows, by row; none for a prefill. Refused while one is unknown.
-    pub fn give(&self, plan: &mut Plan, given: &[Option<u32>]) -> Result<(), Error> {
+    /// Set the unknown tokens of decode rows from the caller's `tokens`, by row; empty for a prefill. An error names a
+    /// row if its token stays unknown, or if its known token differs.
+    pub fn supply_tokens(&self, plan: &mut Plan, tokens: &[Option<u32>]) -> Result<(), Error> {
         for (at, row) in plan.rows.iter_mut().enumerate() {
             let fault = |fault| Error::Row { at, fault };
-            if let Some(token) = given.get(at).copied().flatten() {
+            if let Some(token) = tokens.get(at).copied().flatten() {
                 if row.token != UNKNOWN_TOKEN && row.token != token {
                     let expected = format!("None or {}, which was accepted", row.token);
                     return Err(fault(Fault::new("tokens", token, expected)));
@@ -64,82 +64,82 @@ impl Worker {
                 row.token = token;
             }
             if row.token == UNKNOWN_TOKEN {
-                let expected = "that of fill(), or that of the step that samples it, by accept(), before";
+                let expected = "a token passed to fill(), or accept() called for the step that samples it";
                 return Err(fault(Fault::new("tokens", format!("none at position {}", row.start), expected)));
             }
         }
         Ok(())
     }
 
-    /// Forgets who ended.
+    /// Remove finished requests.
     pub fn finish(&mut self, finished: &[Row]) {
         for &row in finished {
             self.requests.remove(row);
         }
     }
 
-    /// Does what was planned, all tokens of which are known; at most, steps were accepted since. Returns the handles
-    /// of the rows.
-    pub fn commit(&mut self, told: Told, plan: Plan) -> impl Iterator<Item = Row> + '_ {
-        self.finish(&told.finished);
-        let rows = told.rows.into_iter().zip(plan.rows);
-        let filled = rows.map(|(told, planned)| self.update(told, planned)).collect();
+    /// Apply a plan without unknown tokens, and return the handles of its rows. Between [`Worker::plan`] and this call,
+    /// no call but [`Worker::accept`] may change the worker.
+    pub fn commit(&mut self, step: ScheduledStep, plan: Plan) -> impl Iterator<Item = Row> + '_ {
+        self.finish(&step.finished);
+        let rows = step.rows.into_iter().zip(plan.rows);
+        let filled = rows.map(|(scheduled, planned)| self.update(scheduled, planned)).collect();
         self.in_flight.push_back(filled);
-        self.last().map(|filled| filled.row)
+        self.newest_step().map(|filled| filled.row)
     }
 
-    fn update(&mut self, ToldRow { who, blocks, .. }: ToldRow, planned: Planned) -> Filled {
-        let row = match who {
-            Who::New { tokens, prompt, sampling, replaces } => {
+    fn update(&mut self, ScheduledRow { update, blocks, .. }: ScheduledRow, planned: Planned) -> InFlightRow {
+        let row = match update {
+            RequestUpdate::New { tokens, prompt, sampling, replaces } => {
                 if let Some(row) = replaces {
                     self.requests.remove(row);
                 }
                 let prompt = u32::try_from(prompt).expect("a prompt has fewer than 2^32 tokens");
-                self.requests.insert(Request { tokens, blocks, prompt, sampling, end: 0, turn: 0 })
+                self.requests.insert(Request { tokens, blocks, prompt, sampling, end: 0, resets: 0 })
             }
-            Who::Known { row, outputs } => {
+            RequestUpdate::Known { row, outputs } => {
                 let request = self.requests.get_mut(row).expect(PLANNED);
                 request.blocks.extend_from_slice(&blocks);
-                request.forget(outputs);
+                request.truncate_outputs(outputs);
                 row
             }
-            Who::Resumed { row, outputs, tokens } => {
+            RequestUpdate::Resumed { row, outputs, tokens } => {
                 let request = self.requests.get_mut(row).expect(PLANNED);
                 (request.tokens, request.blocks) = (tokens, blocks);
-                request.forget(outputs);
-                request.turn += 1;
+                request.truncate_outputs(outputs);
+                request.resets += 1;
                 row
             }
         };
         let request = self.requests.get_mut(row).expect(PLANNED);
-        request.go_on(planned.start, planned.end);
-        Filled { row, turn: request.turn, planned }
+        request.schedule(planned.start, planned.end);
+        InFlightRow { row, resets: request.resets, planned }
     }
 
-    fn last(&self) -> impl Iterator<Item = &Filled> {
+    fn newest_step(&self) -> impl Iterator<Item = &InFlightRow> {
         self.in_flight.back().into_iter().flatten()
     }
 
-    /// The rows of the step that was just committed, a prefill.
+    /// Return the rows of the step committed last, a prefill.
     pub fn prefill_rows(&self) -> impl Iterator<Item = PrefillRow<'_>> {
-        self.last().map(|&Filled { row, planned: Planned { start, end, .. }, .. }| {
+        self.newest_step().map(|&InFlightRow { row, planned: Planned { start, end, .. }, .. }| {
             let Request { tokens, blocks, sampling, .. } = self.requests.get(row).expect(PLANNED);
             PrefillRow { tokens: &tokens[start as usize..end as usize], start, blocks, sampling: *sampling }
         })
     }
 
-    /// The rows of the step that was just committed, a decode.
+    /// Return the rows of the step committed last, a decode.
     pub fn decode_rows(&self) -> impl Iterator<Item = DecodeRow<'_>> {
-        self.last().map(|&Filled { row, planned: Planned { start, token, .. }, .. }| {
+        self.newest_step().map(|&InFlightRow { row, planned: Planned { start, token, .. }, .. }| {
             let Request { blocks, sampling, .. } = self.requests.get(row).expect(PLANNED);
             DecodeRow { token, position: start, blocks, sampling: *sampling, drafts: 0 }
         })
     }
 
-    /// Refuses entries that are not one for each row of the oldest step in flight, or for which no step is in flight.
+    /// Check that a step is in flight and that the oldest one has `entries` rows.
     pub fn check_due(&self, entries: usize) -> Result<(), Error> {
         let Some(filled) = self.in_flight.front() else {
-            return Err(Error::NotDue("accept: no step was filled that was not accepted"));
+            return Err(Error::NotDue("accept: no step is in flight"));
         };
         if filled.len() != entries {
             let (value, rows) = (format!("{entries} entries"), filled.len());
@@ -148,21 +148,21 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes what the oldest step in flight has sampled: a token for each row that emits, `None` for a chunk in the
-    /// middle of a prompt. Of a request that is gone, or was set back since, nothing is looked at.
+    /// Append the tokens sampled by the oldest step in flight: one for each row that emits, `None` for a chunk that
+    /// does not end its prompt. The entry of a request that was removed or reset since is ignored.
     pub fn accept(&mut self, sampled: &[Option<u32>]) -> Result<(), Error> {
         self.check_due(sampled.len())?;
         let filled = self.in_flight.front().expect("a step is due");
-        for (at, (&Filled { row, turn, planned }, &token)) in filled.iter().zip(sampled).enumerate() {
-            if self.requests.get(row).is_some_and(|request| request.turn == turn) {
+        for (at, (&InFlightRow { row, resets, planned }, &token)) in filled.iter().zip(sampled).enumerate() {
+            if self.requests.get(row).is_some_and(|request| request.resets == resets) {
                 self.check_sampled(planned, token).map_err(|fault| Error::Row { at, fault })?;
             }
         }
         let filled = self.in_flight.pop_front().expect("a step is due");
-        for (Filled { row, turn, planned }, &token) in filled.into_iter().zip(sampled) {
-            let living = self.requests.get_mut(row).filter(|request| request.turn == turn);
-            if let (Some(request), Some(token)) = (living, token) {
-                request.learn(planned.end, token);
+        for (InFlightRow { row, resets, planned }, &token) in filled.into_iter().zip(sampled) {
+            let current = self.requests.get_mut(row).filter(|request| request.resets == resets);
+            if let (Some(request), Some(token)) = (current, token) {
+                request.append_sampled(planned.end, token);
             }
         }
         Ok(())

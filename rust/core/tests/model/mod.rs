@@ -1,5 +1,5 @@
-//! A deliberately slow exclusive scheduler: lists and loops, nothing kept that can be worked out again.
-//! Requests are known by the order in which they were added.
+//! The reference model of the exclusive scheduler: lists and loops. Every derived value is computed when it is needed.
+//! A request is named by its number in order of arrival.
 
 pub(crate) mod cases;
 mod chunks;
@@ -15,7 +15,7 @@ use neuron_sched_core::request::Prompt;
 use pool::Pool;
 pub(crate) use request::{Request, Status};
 
-/// The smallest of `sizes` that holds `count`.
+/// Return the smallest of `sizes` that is at least `count`.
 pub(crate) fn fit(sizes: &[u32], count: u32) -> u32 {
     if count == 0 { 0 } else { *sizes.iter().find(|&&size| size >= count).expect("within the last bucket") }
 }
@@ -36,13 +36,13 @@ pub(crate) struct Step {
     pub(crate) rows: Vec<PlannedRow>,
     pub(crate) padded_tokens: u32,
     pub(crate) finished: Vec<usize>,
-    owed: u32,
+    decodes_due: u32,
     decode_ready: bool,
-    /// Both a prefill and a decode were possible.
+    /// Whether both a prefill and a decode were possible.
     pub(crate) contested: bool,
     throttle: bool,
-    /// The head that was left waiting, and why.
-    left: Option<(usize, Wait)>,
+    /// The head that was not admitted, and the reason.
+    head_wait: Option<(usize, Wait)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,8 +55,8 @@ pub(crate) struct Emitted {
 /// Counts once the planned steps have run.
 struct Projection {
     computed: Vec<u32>,
-    run: u32,
-    owed: u32,
+    prefill_streak: u32,
+    decodes_due: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -66,14 +66,14 @@ pub(crate) struct Model {
     waiting: Vec<usize>,
     pub(crate) running: Vec<usize>,
     ended: Vec<usize>,
-    /// The pending step, and the one ahead of it.
-    pub(crate) outstanding: Vec<Step>,
+    /// At most two steps, the one that is due first.
+    pub(crate) in_flight: Vec<Step>,
     pub(crate) pool: Pool,
     pub(crate) state: Kind,
-    run: u32,
-    owed: u32,
+    prefill_streak: u32,
+    decodes_due: u32,
     /// Decode steps completed in a row while a prefill was wanted and not throttled.
-    held_back: u32,
+    decode_streak: u32,
 }
 
 impl Model {
@@ -85,12 +85,12 @@ impl Model {
             waiting: Vec::new(),
             running: Vec::new(),
             ended: Vec::new(),
-            outstanding: Vec::new(),
+            in_flight: Vec::new(),
             pool,
             state: Kind::Idle,
-            run: 0,
-            owed: 0,
-            held_back: 0,
+            prefill_streak: 0,
+            decodes_due: 0,
+            decode_streak: 0,
         }
     }
 
@@ -102,7 +102,7 @@ impl Model {
         (tokens + self.config.lookahead).min(self.config.max_model_len).div_ceil(self.config.block_size)
     }
 
-    fn need(&self, request: usize) -> u32 {
+    fn needed_blocks(&self, request: usize) -> u32 {
         let request = &self.requests[request];
         match self.config.kv_admission {
             KvAdmission::Reserve => self.blocks(request.length() + request.outputs_max - 1),
@@ -111,10 +111,10 @@ impl Model {
     }
 
     pub(crate) fn reserved(&self) -> u32 {
-        self.running.iter().map(|&request| self.need(request)).sum()
+        self.running.iter().map(|&request| self.needed_blocks(request)).sum()
     }
 
-    /// Whether the request was accepted; its number is the count of those accepted before.
+    /// Add a request. Returns whether it is accepted; its number is then the count of requests accepted before.
     pub(crate) fn add(&mut self, prompt: Prompt, max_tokens: u32, priority: i64, stop: Vec<u32>) -> bool {
         let length = u32::try_from(prompt.len()).unwrap();
         if length > self.config.max_model_len {
@@ -131,10 +131,10 @@ impl Model {
             computed: 0,
             outputs: Vec::new(),
             blocks: Vec::new(),
-            starved: 0,
+            prefill_streak: 0,
         });
         let number = self.requests.len() - 1;
-        if self.need(number) > self.config.num_blocks {
+        if self.needed_blocks(number) > self.config.num_blocks {
             self.requests.pop();
             return false;
         }
@@ -163,34 +163,34 @@ impl Model {
 
     fn project(&self) -> Projection {
         let mut computed: Vec<u32> = self.requests.iter().map(|request| request.computed).collect();
-        let (mut run, mut owed) = (self.run, self.owed);
-        for step in &self.outstanding {
+        let (mut prefill_streak, mut decodes_due) = (self.prefill_streak, self.decodes_due);
+        for step in &self.in_flight {
             for row in &step.rows {
                 computed[row.request] += row.tokens;
             }
-            (run, owed) = Self::after(step, run);
+            (prefill_streak, decodes_due) = Self::after(step, prefill_streak);
         }
-        Projection { computed, run, owed }
+        Projection { computed, prefill_streak, decodes_due }
     }
 
-    /// The interleave counters after `step`.
-    fn after(step: &Step, run: u32) -> (u32, u32) {
+    /// Return the prefill streak and the decode steps due after `step`.
+    fn after(step: &Step, prefill_streak: u32) -> (u32, u32) {
         match step.kind {
-            Kind::Decode => (0, step.owed.saturating_sub(1)),
-            Kind::Prefill => (if step.decode_ready { run + 1 } else { 0 }, step.owed),
-            Kind::Idle => (run, step.owed),
+            Kind::Decode => (0, step.decodes_due.saturating_sub(1)),
+            Kind::Prefill => (if step.decode_ready { prefill_streak + 1 } else { 0 }, step.decodes_due),
+            Kind::Idle => (prefill_streak, step.decodes_due),
         }
     }
 
-    fn owed(&self, run: u32, owed: u32, contested: bool) -> u32 {
+    fn decodes_due(&self, prefill_streak: u32, decodes_due: u32, contested: bool) -> u32 {
         match self.config.max_consecutive_prefill_steps {
-            Some(most) if contested && owed == 0 && run >= most => self.config.min_decode_steps,
-            _ if contested => owed,
+            Some(most) if contested && decodes_due == 0 && prefill_streak >= most => self.config.min_decode_steps,
+            _ if contested => decodes_due,
             _ => 0,
         }
     }
 
-    fn unfinished(&self, computed: &[u32]) -> Vec<usize> {
+    fn prefilling(&self, computed: &[u32]) -> Vec<usize> {
         self.running.iter().copied().filter(|&r| computed[r] < self.requests[r].length()).collect()
     }
 
@@ -205,34 +205,34 @@ impl Model {
 
     pub(crate) fn schedule(&mut self, throttle: bool, ahead: bool) -> Option<&Step> {
         if !ahead {
-            self.outstanding.clear();
-        } else if self.outstanding.len() == 2 {
+            self.in_flight.clear();
+        } else if self.in_flight.len() == 2 {
             return None;
         }
-        let Projection { mut computed, run, owed } = self.project();
-        let unfinished = self.unfinished(&computed);
+        let Projection { mut computed, prefill_streak, decodes_due } = self.project();
+        let prefilling = self.prefilling(&computed);
         let ready = self.ready(&computed);
-        let (prefills, refused) = if unfinished.is_empty() {
+        let (prefills, refused) = if prefilling.is_empty() {
             self.heads()
         } else {
-            (self.pack(&unfinished, &computed), Some(Wait::PrefillInProgress))
+            (self.pack(&prefilling, &computed), Some(Wait::PrefillInProgress))
         };
         let contested = !prefills.is_empty() && !ready.is_empty();
-        let owed = self.owed(run, owed, contested);
-        let carried: Vec<usize> = self.outstanding.iter().flat_map(|step| step.finished.clone()).collect();
-        let finished = self.ended.iter().copied().filter(|ended| !carried.contains(ended)).collect();
+        let decodes_due = self.decodes_due(prefill_streak, decodes_due, contested);
+        let reporting: Vec<usize> = self.in_flight.iter().flat_map(|step| step.finished.clone()).collect();
+        let finished = self.ended.iter().copied().filter(|ended| !reporting.contains(ended)).collect();
         let mut step = Step {
             kind: Kind::Idle,
             rows: Vec::new(),
             padded_tokens: 0,
             finished,
-            owed,
+            decodes_due,
             decode_ready: !ready.is_empty(),
             contested,
             throttle,
-            left: None,
+            head_wait: None,
         };
-        if !prefills.is_empty() && !(contested && (throttle || owed > 0)) {
+        if !prefills.is_empty() && !(contested && (throttle || decodes_due > 0)) {
             step.kind = Kind::Prefill;
             step.rows = self.prefill(&prefills, &mut computed);
             let total: u32 = step.rows.iter().map(|row| row.tokens).sum();
@@ -243,27 +243,27 @@ impl Model {
             step.rows = ready.iter().map(|&request| self.row(request, 1, computed[request])).collect();
             step.padded_tokens = fit(self.config.num_seqs_buckets.sizes(), u32::try_from(ready.len()).unwrap());
         }
-        step.left = self.waiting.first().map(|&head| {
-            let held_back = if owed > 0 { Wait::Interleave } else { Wait::Throttled };
-            let why = match step.kind {
+        step.head_wait = self.waiting.first().map(|&head| {
+            let held_back = if decodes_due > 0 { Wait::Interleave } else { Wait::Throttled };
+            let wait = match step.kind {
                 Kind::Prefill => refused.unwrap_or(Wait::PrefillInProgress),
                 _ if self.running.len() >= self.slots() => Wait::Slots,
-                _ if contested && unfinished.is_empty() => held_back,
+                _ if contested && prefilling.is_empty() => held_back,
                 _ => refused.unwrap_or(held_back),
             };
-            (head, why)
+            (head, wait)
         });
-        self.outstanding.push(step);
-        self.outstanding.last()
+        self.in_flight.push(step);
+        self.in_flight.last()
     }
 
-    /// The heads of the queue that start together, and why the next one does not.
+    /// Return the heads of the queue that are admitted together, and why the next head is not.
     fn heads(&self) -> (Vec<usize>, Option<Wait>) {
         let nothing = vec![0; self.requests.len()];
         let mut admissible = Vec::new();
         let mut reserved = self.reserved();
         for &head in &self.waiting {
-            reserved += self.need(head);
+            reserved += self.needed_blocks(head);
             if self.running.len() + admissible.len() >= self.slots() || reserved > self.config.num_blocks {
                 break;
             }
@@ -286,7 +286,7 @@ impl Model {
         self.config.max_num_seqs as usize
     }
 
-    fn others(&self) -> bool {
+    fn threshold_applies(&self) -> bool {
         self.config.long_prefill_token_threshold > 0 && self.waiting.len() + self.running.len() > 1
     }
 
@@ -295,7 +295,7 @@ impl Model {
         if computed == request.hit { request.length() } else { request.length() - computed }
     }
 
-    /// The first of `candidates`, and those behind it that run whole beside it.
+    /// Return the first of `candidates`, and those after it that fit the step in full.
     fn pack(&self, candidates: &[usize], computed: &[u32]) -> Vec<usize> {
         let mut chosen = Vec::new();
         let mut total = 0;
@@ -303,7 +303,7 @@ impl Model {
             total += self.rest(request, computed[request]);
             let full = chosen.len() >= self.config.max_prefills_per_batch as usize
                 || total > self.config.prefill_budget()
-                || self.others();
+                || self.threshold_applies();
             if !chosen.is_empty() && full {
                 break;
             }
@@ -335,7 +335,7 @@ impl Model {
             Chunking::Fixed => rest.min(self.config.prefill_budget()),
             Chunking::Bucket => chunks::first(rest, &self.config),
         };
-        if self.others() { chunk.min(self.config.long_prefill_token_threshold) } else { chunk }
+        if self.threshold_applies() { chunk.min(self.config.long_prefill_token_threshold) } else { chunk }
     }
 
     fn admit(&mut self, number: usize) {
@@ -357,7 +357,7 @@ impl Model {
     fn row(&mut self, request: usize, tokens: u32, computed: u32) -> PlannedRow {
         let needed = self.blocks(computed + tokens) as usize;
         while self.requests[request].blocks.len() < needed {
-            let block = self.pool.take();
+            let block = self.pool.allocate();
             self.requests[request].blocks.push(block);
         }
         let emits = computed + tokens >= self.requests[request].length();
@@ -365,24 +365,24 @@ impl Model {
         PlannedRow { request, tokens, padded: tokens, computed, emits, blocks }
     }
 
-    /// Whether the completion with those tokens is right; the pending step is there.
+    /// Whether `tokens` is valid for the step that is due.
     pub(crate) fn accepts(&self, tokens: Option<&[Option<u32>]>) -> bool {
-        let rows = &self.outstanding[0].rows;
+        let rows = &self.in_flight[0].rows;
         tokens.is_none_or(|tokens| tokens.len() == rows.len())
             && rows.iter().enumerate().all(|(at, row)| {
                 let request = &self.requests[row.request];
                 let given = tokens.and_then(|tokens| tokens[at]).is_some();
-                request.status != Status::Running || if row.emits { given || !request.told() } else { !given }
+                request.status != Status::Running || if row.emits { given || !request.needs_tokens() } else { !given }
             })
     }
 
     pub(crate) fn complete(&mut self, tokens: Option<&[Option<u32>]>) -> Vec<Emitted> {
-        let step = self.outstanding.remove(0);
-        (self.run, self.owed) = Self::after(&step, self.run);
-        self.count_interleave(&step);
+        let step = self.in_flight.remove(0);
+        (self.prefill_streak, self.decodes_due) = Self::after(&step, self.prefill_streak);
+        self.check_interleave_bound(&step);
         for &ended in &step.finished {
             self.ended.retain(|&other| other != ended);
-            self.requests[ended].status = Status::Delivered;
+            self.requests[ended].status = Status::Reported;
         }
         let mut emitted = Vec::new();
         for (at, row) in step.rows.iter().enumerate() {
@@ -426,39 +426,41 @@ impl Model {
         }
     }
 
-    /// The two-sided bound of the interleave, counted by itself.
-    fn count_interleave(&mut self, step: &Step) {
+    /// Check both sides of the interleave bound, with counts independent of the scheduler's.
+    fn check_interleave_bound(&mut self, step: &Step) {
         let Some(most) = self.config.max_consecutive_prefill_steps else { return };
         let computed: Vec<u32> = self.requests.iter().map(|request| request.computed).collect();
         for request in self.ready(&computed) {
-            let starved = &mut self.requests[request].starved;
-            *starved = if step.kind == Kind::Prefill { *starved + 1 } else { 0 };
-            assert!(*starved <= most, "request {request} waits for its decode over {starved} prefill steps");
+            let streak = &mut self.requests[request].prefill_streak;
+            *streak = if step.kind == Kind::Prefill { *streak + 1 } else { 0 };
+            assert!(*streak <= most, "{streak} prefill steps between two decode opportunities of request {request}");
         }
         let held_back = step.kind == Kind::Decode && step.contested && !step.throttle;
-        self.held_back = if held_back { self.held_back + 1 } else { 0 };
-        assert!(self.held_back <= self.config.min_decode_steps, "a prompt waits over {} decode steps", self.held_back);
+        self.decode_streak = if held_back { self.decode_streak + 1 } else { 0 };
+        let streak = self.decode_streak;
+        assert!(streak <= self.config.min_decode_steps, "{streak} decode steps while a prompt waits");
     }
 
     pub(crate) fn explain(&self) -> Option<(usize, Wait)> {
         let &head = self.waiting.first()?;
-        let Projection { computed, run, owed } = self.project();
-        let runs = |row: &PlannedRow| self.requests[row.request].status == Status::Running;
-        let planned = self.outstanding.last().filter(|step| step.rows.iter().any(runs));
-        let left = planned.and_then(|step| step.left).filter(|&(left, _)| left == head);
+        let Projection { computed, prefill_streak, decodes_due } = self.project();
+        let is_running = |row: &PlannedRow| self.requests[row.request].status == Status::Running;
+        let planned = self.in_flight.last().filter(|step| step.rows.iter().any(is_running));
+        let planned = planned.and_then(|step| step.head_wait).filter(|&(waiting, _)| waiting == head);
         let wait = if self.running.len() >= self.slots() {
             Wait::Slots
-        } else if !self.unfinished(&computed).is_empty() {
+        } else if !self.prefilling(&computed).is_empty() {
             Wait::PrefillInProgress
-        } else if let Some((_, why @ (Wait::PrefillInProgress | Wait::PrefillBatchFull))) = left {
-            why
-        } else if self.reserved() + self.need(head) > self.config.num_blocks {
+        } else if let Some((_, wait @ (Wait::PrefillInProgress | Wait::PrefillBatchFull))) = planned {
+            wait
+        } else if self.reserved() + self.needed_blocks(head) > self.config.num_blocks {
             Wait::Kv
-        } else if !self.outstanding.is_empty() {
-            left.map(|(_, why)| why)
-                .filter(|why| matches!(why, Wait::Interleave | Wait::Throttled))
+        } else if !self.in_flight.is_empty() {
+            planned
+                .map(|(_, wait)| wait)
+                .filter(|wait| matches!(wait, Wait::Interleave | Wait::Throttled))
                 .unwrap_or(Wait::StepRunning)
-        } else if self.owed(run, owed, !self.ready(&computed).is_empty()) > 0 {
+        } else if self.decodes_due(prefill_streak, decodes_due, !self.ready(&computed).is_empty()) > 0 {
             Wait::Interleave
         } else {
             Wait::Ready
@@ -467,6 +469,6 @@ impl Model {
     }
 
     pub(crate) fn explanation_counts(&self, head: usize) -> (u32, u32, u32) {
-        (self.need(head), self.reserved(), self.config.num_blocks)
+        (self.needed_blocks(head), self.reserved(), self.config.num_blocks)
     }
 }

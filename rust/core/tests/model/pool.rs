@@ -1,15 +1,15 @@
-//! KV blocks in three lists.
+//! The KV blocks of the reference model, in three lists.
 
-/// What the tokens up to the end of a block are: ids, or places in a segment.
+/// The tokens up to the end of a block: token ids, or segment ids with offsets.
 pub(crate) type Content = Vec<(Option<u64>, u32)>;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Pool {
-    /// The front is handed out next.
+    /// Free blocks; the first is allocated next.
     pub(crate) free: Vec<u32>,
-    /// References by block; block 0 does not exist.
+    /// References by block. Block 0 does not exist.
     references: Vec<u32>,
-    /// In order of registration.
+    /// Cached blocks and their contents, in order of registration.
     contents: Vec<(u32, Content)>,
 }
 
@@ -18,7 +18,7 @@ impl Pool {
         Self { free: (1..=blocks).collect(), references: vec![0; blocks as usize + 1], contents: Vec::new() }
     }
 
-    pub(crate) fn take(&mut self) -> u32 {
+    pub(crate) fn allocate(&mut self) -> u32 {
         let block = self.free.remove(0);
         self.contents.retain(|&(other, _)| other != block);
         self.references[block as usize] = 1;
@@ -26,7 +26,7 @@ impl Pool {
     }
 
     pub(crate) fn share(&mut self, content: &Content) -> Option<u32> {
-        let block = self.contents.iter().find(|(_, held)| held == content)?.0;
+        let block = self.contents.iter().find(|(_, cached)| cached == content)?.0;
         self.free.retain(|&other| other != block);
         self.references[block as usize] += 1;
         Some(block)
@@ -46,8 +46,8 @@ impl Pool {
         for &block in blocks {
             self.references[block as usize] -= 1;
         }
-        let gone = blocks.iter().rev().copied().filter(|&block| self.references[block as usize] == 0);
-        let (hashed, unhashed): (Vec<u32>, Vec<u32>) = gone.partition(|&block| self.is_registered(block));
-        self.free = [unhashed, self.free.clone(), hashed].concat();
+        let free = blocks.iter().rev().copied().filter(|&block| self.references[block as usize] == 0);
+        let (cached, uncached): (Vec<u32>, Vec<u32>) = free.partition(|&block| self.is_registered(block));
+        self.free = [uncached, self.free.clone(), cached].concat();
     }
 }

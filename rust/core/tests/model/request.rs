@@ -1,4 +1,4 @@
-//! A request as the model keeps it.
+//! A request of the reference model.
 
 use neuron_sched_core::exclusive::Finish;
 use neuron_sched_core::request::{Prompt, SEGMENT_TOKENS};
@@ -11,8 +11,8 @@ pub(crate) enum Status {
     Running,
     Finished(Finish),
     Cancelled,
-    /// Its end was carried by a completed step.
-    Delivered,
+    /// A completed step has reported the end.
+    Reported,
 }
 
 #[derive(Clone, Debug)]
@@ -22,12 +22,13 @@ pub(crate) struct Request {
     pub(super) priority: i64,
     pub(super) outputs_max: u32,
     pub(crate) status: Status,
+    /// Prefix-cache hit, in tokens.
     pub(super) hit: u32,
     pub(crate) computed: u32,
     pub(crate) outputs: Vec<Option<u32>>,
     pub(crate) blocks: Vec<u32>,
-    /// Prefill steps completed since it last had a chance to decode.
-    pub(super) starved: u32,
+    /// Prefill steps completed since the last decode opportunity.
+    pub(super) prefill_streak: u32,
 }
 
 impl Request {
@@ -35,12 +36,12 @@ impl Request {
         u32::try_from(self.prompt.len()).unwrap()
     }
 
-    /// Whether its output tokens must be told.
-    pub(crate) fn told(&self) -> bool {
+    /// Whether the caller must give the ids of the output tokens.
+    pub(crate) fn needs_tokens(&self) -> bool {
         matches!(self.prompt, Prompt::Tokens(_))
     }
 
-    /// What its first `tokens` tokens are; `None` where one is not known.
+    /// Return the contents of the first `tokens` tokens, or `None` if one is unknown.
     pub(super) fn content(&self, tokens: u32) -> Option<Content> {
         (0..tokens)
             .map(|at| match (&self.prompt, at.checked_sub(self.length())) {

@@ -1,14 +1,14 @@
-//! Tensors of a shape in memory of their own, full of garbage until they are written.
+//! The tensors of one shape in test memory, filled with arbitrary values until they are written.
 
 use neuron_sched_core::fill::{DecodeTensors, Layout, PrefillTensors, Shape};
 
 pub(crate) struct Memory {
-    /// `input_ids`, `block_table`
+    /// `input_ids`, `block_table`.
     pub(crate) ids: [Vec<u32>; 2],
-    /// `cached_seq_len` or `context_lens`, `cu_seqlens`
-    pub(crate) small: [Vec<i32>; 2],
-    /// `positions`, `slot_mapping`, `logits_index`
-    pub(crate) wide: [Vec<i64>; 3],
+    /// `cached_seq_len` or `context_lens`, `cu_seqlens`.
+    pub(crate) int32: [Vec<i32>; 2],
+    /// `positions`, `slot_mapping`, `logits_index`.
+    pub(crate) int64: [Vec<i64>; 3],
     pub(crate) sampling: Vec<f32>,
 }
 
@@ -19,15 +19,15 @@ impl Memory {
             Shape::Decode { rows, .. } => (rows, rows),
         };
         let ids = [tokens, rows * layout.table_width(shape)].map(|len| vec![77; len as usize]);
-        let small = [rows, rows + 1].map(|len| vec![77; len as usize]);
-        let wide = [tokens, tokens, rows].map(|len| vec![77; len as usize]);
-        Self { ids, small, wide, sampling: vec![7.7; 3 * rows as usize] }
+        let int32 = [rows, rows + 1].map(|len| vec![77; len as usize]);
+        let int64 = [tokens, tokens, rows].map(|len| vec![77; len as usize]);
+        Self { ids, int32, int64, sampling: vec![7.7; 3 * rows as usize] }
     }
 
     pub(crate) fn prefill(&mut self) -> PrefillTensors<'_> {
         let [input_ids, block_table] = &mut self.ids;
-        let [cached_seq_len, cu_seqlens] = &mut self.small;
-        let [positions, slot_mapping, logits_index] = &mut self.wide;
+        let [cached_seq_len, cu_seqlens] = &mut self.int32;
+        let [positions, slot_mapping, logits_index] = &mut self.int64;
         PrefillTensors {
             input_ids,
             positions,
@@ -42,8 +42,8 @@ impl Memory {
 
     pub(crate) fn decode(&mut self) -> DecodeTensors<'_> {
         let [input_ids, block_table] = &mut self.ids;
-        let [context_lens, _] = &mut self.small;
-        let [positions, slot_mapping, logits_index] = &mut self.wide;
+        let [context_lens, _] = &mut self.int32;
+        let [positions, slot_mapping, logits_index] = &mut self.int64;
         DecodeTensors {
             input_ids,
             positions,

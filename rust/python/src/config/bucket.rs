@@ -5,10 +5,10 @@ use neuron_sched_core::error::{Error, Fault};
 use pyo3::prelude::*;
 
 use super::read::{Given, int};
-use crate::convert::shown;
+use crate::convert::display;
 use crate::error::to_py;
 
-/// An ascending list of compiled sizes, and the smallest one that holds a count.
+/// An ascending list of compiled sizes.
 #[pyclass(frozen, eq, hash, module = "neuron_sched")]
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Buckets {
@@ -21,12 +21,14 @@ impl Buckets {
     fn new(sizes: &Bound<'_, PyAny>) -> PyResult<Self> {
         let inner = match Vec::<i64>::read(sizes) {
             Some(sizes) => config::Buckets::new("sizes", &sizes, None),
-            None => Err(Fault::new("sizes", shown(sizes), Vec::<i64>::EXPECTED)),
+            None => Err(Fault::new("sizes", display(sizes), Vec::<i64>::EXPECTED)),
         };
         inner.map(|inner| Self { inner }).map_err(|fault| to_py(&Error::Invalid(vec![fault])))
     }
 
-    /// The smallest size that holds `count`; 0 for 0; `ValueError` when negative or above the last size.
+    /// Return the smallest size of at least `count`, or 0 for 0.
+    ///
+    /// Raise `ValueError` if `count` is negative or exceeds the last size.
     fn fit(&self, count: &Bound<'_, PyAny>) -> PyResult<u32> {
         let read = int(count).and_then(|count| u32::try_from(count).ok());
         let Some(count) = read else {

@@ -36,7 +36,7 @@ impl ConfigField {
         }
     }
 
-    /// Smallest value of a count; None for other kinds.
+    /// Smallest value of a count; `None` for other kinds.
     #[getter]
     fn minimum(&self) -> Option<u32> {
         if let FieldKind::Count(least) = self.field.kind { Some(least) } else { None }
@@ -54,7 +54,7 @@ impl ConfigField {
         self.field.default == FieldDefault::Required
     }
 
-    /// Default as text, or None for a required field.
+    /// Default as text; `None` for a required field.
     #[getter]
     fn default(&self) -> Option<String> {
         match self.field.default {
@@ -71,7 +71,7 @@ impl ConfigField {
         self.field.meaning
     }
 
-    /// Flag of vLLM that sets the field; None if `additional_config["neuron_config"]` does.
+    /// vLLM flag that sets the field; `None` if `additional_config["neuron_config"]` does.
     #[getter]
     fn vllm_flag(&self) -> Option<&'static str> {
         match self.field.source {

@@ -26,13 +26,13 @@ macro_rules! define_neuron_config {
         $name:ident: $value:ty
             = $kind:ident $(($least:literal))?, $default:ident $(($given:literal))?, $source:ident $(($flag:literal))?;
     )+) => {
-        // CPython reads the signature from the first line. pyo3 would write every field as optional: a required field
-        // is taken as if it were, so that a missing one is reported together with all other faults.
+        // CPython takes the signature from the first line. The signature that pyo3 generates shows every field as
+        // optional: `new` accepts a missing required field, to report it together with all other faults.
         #[allow(clippy::doc_markdown, reason = "the signature is not Markdown")]
         #[doc = concat!("NeuronConfig(*", $(", ", parameter!($name, $default),)+ ")\n--\n\n")]
-        /// Configuration of `BucketScheduler`: checked when made, every default filled in, immutable, hashable.
+        /// Checked, immutable configuration of `BucketScheduler`.
         ///
-        /// None stands for the default of a field. One `ValueError` lists all faults, a line each, with the field,
+        /// `None` selects the default of a field. One `ValueError` lists all faults, one per line, each with the field,
         /// its value and the expectation.
         #[pyclass(frozen, eq, module = "neuron_sched")]
         #[derive(Clone, PartialEq)]
@@ -44,7 +44,7 @@ macro_rules! define_neuron_config {
         impl NeuronConfig {
             #[new]
             #[pyo3(signature = (*, $($name = None),+), text_signature = None)]
-            #[allow(clippy::too_many_arguments, reason = "one argument a field")]
+            #[allow(clippy::too_many_arguments, reason = "one argument per field")]
             fn new($($name: Option<&Bound<'_, PyAny>>),+) -> PyResult<Self> {
                 let mut reader = Reader::new();
                 let mut raw = RawConfig {
@@ -63,7 +63,7 @@ macro_rules! define_neuron_config {
                 }
             )+
 
-            /// Return all fields by name, defaults filled in: `NeuronConfig(**config.as_dict()) == config`.
+            /// Return all fields by name, with defaults filled in.
             fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
                 let dict = PyDict::new(py);
                 $(dict.set_item(stringify!($name), self.inner.$name.to_python(py)?)?;)+
@@ -101,7 +101,7 @@ macro_rules! define_neuron_config {
 config_fields!(define_neuron_config);
 
 impl NeuronConfig {
-    /// The checked values.
+    /// Return the checked values.
     pub(crate) fn core(&self) -> &Config {
         &self.inner
     }

@@ -1,10 +1,10 @@
-//! Fields as Python gives them; a wrong type is a fault that is reported together with all others.
+//! Conversion of field values. A value of a wrong type is a fault that is reported together with all others.
 
 use neuron_sched_core::error::Fault;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyList, PyString, PyTuple};
 
-use crate::convert::{shown, whole};
+use crate::convert::{as_int, display};
 
 /// The faults found while fields are read.
 pub(super) struct Reader {
@@ -21,7 +21,7 @@ impl Reader {
         let value = value.filter(|value| !value.is_none())?;
         let read = T::read(value);
         if read.is_none() {
-            self.faults.push(Fault::new(field, shown(value), T::EXPECTED));
+            self.faults.push(Fault::new(field, display(value), T::EXPECTED));
         }
         read
     }
@@ -33,7 +33,7 @@ impl Reader {
 
 /// A type of values as given, before the core checks them.
 pub(super) trait Given: Sized {
-    /// What a message says was expected instead of a value of another type.
+    /// Expectation in the fault for a value of another type.
     const EXPECTED: &'static str;
 
     fn read(value: &Bound<'_, PyAny>) -> Option<Self>;
@@ -80,16 +80,16 @@ impl Given for Vec<(i64, f64)> {
     }
 }
 
-/// A whole number; `None` also if it does not fit 64 bits, which is far beyond every bound.
+/// Return a whole number. `None` also if it does not fit 64 bits, which is far beyond every bound.
 pub(super) fn int(value: &Bound<'_, PyAny>) -> Option<i64> {
-    whole(value)?.extract().ok()
+    as_int(value)?.extract().ok()
 }
 
 fn number(value: &Bound<'_, PyAny>) -> Option<f64> {
-    if value.is_instance_of::<PyFloat>() { value.extract().ok() } else { whole(value)?.extract().ok() }
+    if value.is_instance_of::<PyFloat>() { value.extract().ok() } else { as_int(value)?.extract().ok() }
 }
 
-/// The items of a list or a tuple.
+/// Return the items of a list or a tuple.
 fn sequence<'py>(value: &Bound<'py, PyAny>) -> Option<Vec<Bound<'py, PyAny>>> {
     if let Ok(list) = value.cast::<PyList>() {
         return Some(list.iter().collect());

@@ -1,18 +1,18 @@
-//! Counts as Python gives them.
+//! Conversion of Python values to 64-bit counts.
 
 use neuron_sched_core::error::{Error, Fault};
 use neuron_sched_core::mixed::COUNT_MAX;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
-use super::value::{shown, whole};
+use super::value::{as_int, display};
 use crate::error::to_py;
 
-/// Reads `field`, which is an int or what counts as one (`numpy.int64`), but no bool. The core knows its
-/// range: refused here is only what 64 bits do not hold.
+/// Return the value of `field` as a count: an int, or an object with `__index__` (such as `numpy.int64`), but not a
+/// bool. The core checks the range; only values that 64 bits do not hold are refused here.
 pub(crate) fn count(field: &'static str, value: &Bound<'_, PyAny>, least: u64) -> PyResult<u64> {
-    let fault = |expected: String| Fault::new(field, shown(value), expected);
-    let Some(number) = whole(value) else {
+    let fault = |expected: String| Fault::new(field, display(value), expected);
+    let Some(number) = as_int(value) else {
         return Err(PyTypeError::new_err(fault("a whole number".to_owned()).to_string()));
     };
     number

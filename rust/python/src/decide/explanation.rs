@@ -3,18 +3,18 @@
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-/// Why the head of the queue waits, and the numbers behind it in KV blocks.
+/// Why the head of the queue waits, with the KV blocks that admission compares.
 #[pyclass(frozen, get_all, module = "neuron_sched")]
 pub(crate) struct Explanation {
-    /// The request at the head.
+    /// Id of the request at the head of the queue.
     pub(crate) id: Py<PyString>,
-    /// Stable name of what it waits for; `"ready"`: nothing, the next `schedule()` takes it.
+    /// Stable name of the reason; `"ready"` if the next `schedule()` admits the request.
     pub(crate) reason: Py<PyString>,
-    /// What it needs at worst.
+    /// Worst case of the request, in KV blocks.
     pub(crate) needed: u32,
-    /// What the running requests have reserved.
+    /// Reservations of the running requests, in KV blocks.
     pub(crate) reserved: u32,
-    /// The whole cache.
+    /// Capacity of the whole KV cache, in KV blocks.
     pub(crate) usable: u32,
 }
 

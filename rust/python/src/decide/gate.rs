@@ -1,8 +1,8 @@
-//! `Gate`: the decision objects for vLLM's own scheduler, and the reading of its objects in one native pass.
+//! `Gate`: the core's decisions for a vLLM scheduler. vLLM's requests are read natively, in one pass.
 
 use std::num::NonZeroU32;
 
-use neuron_sched_core::decide::{self, Group, Head, Kind, PhaseInputs, Progress, Rules, Wait};
+use neuron_sched_core::decide::{self, Head, Kind, KvGroup, PhaseInputs, Progress, Rules, Wait};
 use neuron_sched_core::request::Row;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
@@ -14,9 +14,9 @@ use crate::config::NeuronConfig;
 use crate::error::to_py;
 use crate::guard::Guarded;
 
-/// The decisions of `BucketScheduler` for a scheduler that keeps its own queues and KV blocks.
+/// Scheduling decisions for the vLLM classes, without a queue and without KV blocks; internal.
 ///
-/// It knows who holds a slot and blocks, by row handles that it gives out, and never sees a queue.
+/// A request is identified by the row handle that `admit` returns.
 #[pyclass(frozen, module = "neuron_sched")]
 pub(crate) struct Gate {
     core: Guarded<decide::Gate>,
@@ -37,81 +37,83 @@ impl Gate {
     ) -> PyResult<Self> {
         let groups = groups
             .into_iter()
-            .map(|(block_size, extra, blocks_max)| Group { block_size: block_size.get(), extra, blocks_max })
+            .map(|(block_size, extra, blocks_max)| KvGroup { block_size: block_size.get(), extra, blocks_max })
             .collect();
         let rules = Rules { slots_max, groups, watermark, adaptive_threshold, decode_width: decode_width.get() };
         let core = decide::Gate::new(config.get().core(), rules).map_err(|error| to_py(&error))?;
         Ok(Self { core: Guarded::new(core), max_model_len: config.get().core().max_model_len })
     }
 
-    /// KV blocks that a request needs at worst.
+    /// Return the worst case of a request in KV blocks.
     ///
-    /// `ValueError` when it can never run: no prompt, one longer than `max_model_len`, or a worst case larger than
-    /// the whole cache. A `session` may be continued, so its worst case is the longest sequence.
+    /// The worst case of a `session` is the longest sequence, because a later prompt may continue it. Raise
+    /// `ValueError` if the request can never run: no prompt, a prompt longer than `max_model_len`, or a worst case
+    /// larger than the whole KV cache.
     #[pyo3(signature = (prompt, max_tokens, session=false))]
-    fn need(&self, prompt: u64, max_tokens: u64, session: bool) -> PyResult<u32> {
-        self.read(|core| core.need(prompt, max_tokens, session))?.map_err(|error| to_py(&error))
+    fn needed_blocks(&self, prompt: u64, max_tokens: u64, session: bool) -> PyResult<u32> {
+        self.read(|core| core.needed_blocks(prompt, max_tokens, session))?.map_err(|error| to_py(&error))
     }
 
-    /// Reserves `need` blocks and a slot; returns the row handle.
-    fn enter(&self, need: u32) -> PyResult<u64> {
-        self.core.with(|core| core.enter(need).to_bits())
+    /// Reserve `needed_blocks` KV blocks and a batch slot for a request, and return its row handle.
+    fn admit(&self, needed_blocks: u32) -> PyResult<u64> {
+        self.core.with(|core| core.admit(needed_blocks).to_bits())
     }
 
-    /// Gives a holder of blocks a slot, unless it has one; False for a stale handle.
-    fn seat(&self, row: u64) -> PyResult<bool> {
-        self.core.with(|core| core.seat(Row::from_bits(row)))
+    /// Give a request a batch slot, unless it has one. Return `False` for a stale handle.
+    fn take_slot(&self, row: u64) -> PyResult<bool> {
+        self.core.with(|core| core.take_slot(Row::from_bits(row)))
     }
 
-    /// Takes the slot back and leaves the blocks; False for a stale handle.
-    fn unseat(&self, row: u64) -> PyResult<bool> {
-        self.core.with(|core| core.unseat(Row::from_bits(row)))
+    /// Free the batch slot of a request and keep its reservation. Return `False` for a stale handle.
+    fn free_slot(&self, row: u64) -> PyResult<bool> {
+        self.core.with(|core| core.free_slot(Row::from_bits(row)))
     }
 
-    /// Takes back all that a row holds; False for a stale handle.
-    fn leave(&self, row: u64) -> PyResult<bool> {
-        self.core.with(|core| core.leave(Row::from_bits(row)))
+    /// Release the reservation and the batch slot of a request. Return `False` for a stale handle.
+    fn release(&self, row: u64) -> PyResult<bool> {
+        self.core.with(|core| core.release(Row::from_bits(row)))
     }
 
-    /// Starts to choose the prompts of a step.
+    /// Start to select the prompts of a step.
     fn begin(&self) -> PyResult<()> {
         self.core.with(decide::Gate::begin)
     }
 
-    /// Why a request may not start now, as a stable name; None when it may.
+    /// Return the stable name of the reason why a request is not admitted now, or `None` if it fits.
     ///
-    /// `rest`: tokens to compute, whatever the prefix cache holds; `requests`: those that run or wait, itself
-    /// included; `row`: its handle where it holds blocks.
-    #[pyo3(signature = (need, rest, requests, *, row=None, prefill_in_progress=false))]
+    /// `rest` is the number of prompt tokens to compute, prefix-cache hits not deducted; `num_requests` the number of
+    /// running and waiting requests, including this one; `row` the handle of a request that has a reservation already.
+    #[pyo3(signature = (needed_blocks, rest, num_requests, *, row=None, prefill_in_progress=false))]
     fn refuse(
         &self,
-        need: u32,
+        needed_blocks: u32,
         rest: u32,
-        requests: usize,
+        num_requests: usize,
         row: Option<u64>,
         prefill_in_progress: bool,
     ) -> PyResult<Option<&'static str>> {
-        let head = Head { need, row: row.map(Row::from_bits), rest, requests, prefill_in_progress };
+        let head = Head { needed_blocks, row: row.map(Row::from_bits), rest, num_requests, prefill_in_progress };
         Ok(self.read(|core| core.refuse(&head))?.map(Wait::name))
     }
 
-    /// Counts a prompt among those of the step; False when it does not fit beside the others.
-    fn pack(&self, rest: u32, requests: usize) -> PyResult<bool> {
-        self.core.with(|core| core.pack(rest, requests))
+    /// Add a prompt to the step. Return `False` if the step's token or row capacity is exhausted.
+    fn pack(&self, rest: u32, num_requests: usize) -> PyResult<bool> {
+        self.core.with(|core| core.pack(rest, num_requests))
     }
 
-    /// Lets a prompt go that was counted but is not in the step after all.
+    /// Remove a prompt that `pack` has added and that is not scheduled.
     fn unpack(&self, rest: u32) -> PyResult<()> {
         self.core.with(|core| core.unpack(rest))
     }
 
-    /// Most tokens of the step of which the prompt with `rest` to compute is the first.
-    fn budget(&self, rest: u32, requests: usize) -> PyResult<u32> {
-        self.core.with(|core| core.budget(rest, requests))
+    /// Return the token budget of a step with a first prompt of `rest` tokens to compute.
+    fn budget(&self, rest: u32, num_requests: usize) -> PyResult<u32> {
+        self.core.with(|core| core.budget(rest, num_requests))
     }
 
-    /// Chooses what the step does: `"prefill"`, `"decode"` or `"idle"`, and whether decodes that are owed came
-    /// before a prefill.
+    /// Decide the kind of the step, and return it with whether due decode steps delay a prefill.
+    ///
+    /// The kind is `"prefill"`, `"decode"` or `"idle"`.
     fn decide(&self, prefill_wanted: bool, decode_ready: bool, throttled: bool) -> PyResult<(&'static str, bool)> {
         let inputs = PhaseInputs { prefill_wanted, decode_ready, throttle_prefills: throttled };
         self.core.with(|core| {
@@ -120,29 +122,29 @@ impl Gate {
         })
     }
 
-    /// Whether a prompt that may start would wait for decode steps that are owed.
+    /// Return whether a head that fits would wait for decode steps that are due under the interleave bound.
     fn interleaves(&self, decode_ready: bool) -> PyResult<bool> {
         self.read(|core| core.interleaves(decode_ready))
     }
 
-    /// Counts the chosen step, which ran as a prefill or as a decode.
+    /// Record that the step of the last `decide` ran as a prefill or as a decode.
     fn ran(&self, prefill: bool) -> PyResult<()> {
         self.core.with(|core| core.ran(if prefill { Kind::Prefill } else { Kind::Decode }))
     }
 
-    /// Checks a prefill step; returns its padded counts and its bucket.
+    /// Check a prefill step, and return its padded token counts by id and its token bucket.
     ///
-    /// `rows`: (id, whether prompt tokens are left, count). The last row carries the padding. `RuntimeError` names
-    /// what breaks a rule.
+    /// Each row is (id, whether prompt tokens are left, unpadded count). The last row carries the padding. Raise
+    /// `RuntimeError` if no compiled graph can run the step.
     #[allow(clippy::needless_pass_by_value, reason = "a list is read into a vector")]
     fn pad_prefill<'py>(
         &self,
         py: Python<'py>,
         rows: Vec<(Bound<'py, PyString>, bool, i64)>,
     ) -> PyResult<(Bound<'py, PyDict>, u32)> {
-        let names: Vec<String> = rows.iter().map(|(id, ..)| id.to_string()).collect();
+        let ids: Vec<String> = rows.iter().map(|(id, ..)| id.to_string()).collect();
         let counts: Vec<(bool, i64)> = rows.iter().map(|&(_, prefill, count)| (prefill, count)).collect();
-        let found = self.read(|core| core.pad_prefill(&counts, |at| &names[at]))?;
+        let found = self.read(|core| core.pad_prefill(&counts, |at| &ids[at]))?;
         let (padded, bucket) = found.map_err(|error| to_py(&error))?;
         let dict = PyDict::new(py);
         for ((id, ..), count) in rows.iter().zip(padded) {
@@ -151,10 +153,10 @@ impl Gate {
         Ok((dict, bucket))
     }
 
-    /// Checks a decode step; returns a copy of its counts, which are never padded, and its bucket of rows.
+    /// Check a decode step, and return a copy of its token counts, which need no padding, and its batch bucket.
     ///
-    /// `prefilling`: ids of the prompts that are part done, none of which may be in the step. `RuntimeError` names
-    /// what breaks a rule.
+    /// `prefilling` lists the ids of prefilling requests; none of them may be in the step. Raise `RuntimeError` if no
+    /// compiled graph can run the step.
     fn pad_decode<'py>(
         &self,
         counts: &Bound<'py, PyDict>,
@@ -168,12 +170,12 @@ impl Gate {
         let padded = self.read(|core| core.pad_decode(rows.iter().copied(), |at| at))?;
         match padded {
             Ok(padded) => Ok((counts.copy()?, padded)),
-            // Names are looked up only for a message: with the lock held nothing of Python's may run.
+            // The ids are read only for a message, and before the core is locked.
             Err(_) => Err(self.decode_fault(counts, &rows)?),
         }
     }
 
-    /// Whether any of vLLM's running requests would get a token in step `step`; looks no further than the first.
+    /// Return whether at least one of vLLM's running requests would get a token in step `step`.
     fn decode_ready(&self, running: &Bound<'_, PyList>, step: i64) -> PyResult<bool> {
         for request in running.iter() {
             if self.decodes(&request, step)? {
@@ -183,31 +185,31 @@ impl Gate {
         Ok(false)
     }
 
-    /// Why `id` waits, as `explain()` tells it.
+    /// Return the `Explanation` of request `id` with the reserved and usable blocks of this gate.
     fn explanation(&self, id: Bound<'_, PyString>, reason: Bound<'_, PyString>, needed: u32) -> PyResult<Explanation> {
         let (reserved, usable) = self.read(|core| (core.ledger().reserved(), core.ledger().usable()))?;
         Ok(Explanation { id: id.unbind(), reason: reason.unbind(), needed, reserved, usable })
     }
 
-    /// Requests that hold a slot.
+    /// Number of batch slots in use.
     #[getter]
-    fn seated(&self) -> PyResult<u32> {
-        self.read(|core| core.ledger().seated())
+    fn slots_used(&self) -> PyResult<u32> {
+        self.read(|core| core.ledger().slots_used())
     }
 
-    /// KV blocks promised to requests.
+    /// Number of KV blocks reserved for requests.
     #[getter]
     fn reserved(&self) -> PyResult<u32> {
         self.read(|core| core.ledger().reserved())
     }
 
-    /// KV blocks of the whole cache.
+    /// Number of KV blocks in the whole cache.
     #[getter]
     fn usable(&self) -> PyResult<u32> {
         self.read(|core| core.ledger().usable())
     }
 
-    /// KV blocks of a sequence of `max_model_len`.
+    /// Number of KV blocks of a sequence of `max_model_len` tokens.
     #[getter]
     fn longest(&self) -> PyResult<u32> {
         self.read(decide::Gate::longest)
@@ -215,18 +217,19 @@ impl Gate {
 }
 
 impl Gate {
-    /// The violation that the counts of a decode step hold, with the ids of its rows.
+    /// Return the exception for a decode step that the core refuses, with the ids of its rows.
     fn decode_fault(&self, counts: &Bound<'_, PyDict>, rows: &[(bool, i64)]) -> PyResult<PyErr> {
-        let names: Vec<String> = counts.keys().iter().map(|id| id.to_string()).collect();
-        let found = self.read(|core| core.pad_decode(rows.iter().copied(), |at| &names[at]))?;
-        Ok(found.map_or_else(|error| to_py(&error), |_| PyRuntimeError::new_err("a violation that is none")))
+        let ids: Vec<String> = counts.keys().iter().map(|id| id.to_string()).collect();
+        let found = self.read(|core| core.pad_decode(rows.iter().copied(), |at| &ids[at]))?;
+        let unexpected = || PyRuntimeError::new_err("a decode step was refused without a fault");
+        Ok(found.map_or_else(|error| to_py(&error), |_| unexpected()))
     }
 
     fn read<T>(&self, f: impl FnOnce(&decide::Gate) -> T) -> PyResult<T> {
         self.core.with(|core| f(core))
     }
 
-    /// vLLM's counters of a request, read as it keeps them.
+    /// Return whether a vLLM request would get a token in step `step`, from the attributes of vLLM's `Request`.
     fn decodes(&self, request: &Bound<'_, PyAny>, step: i64) -> PyResult<bool> {
         let py = request.py();
         let number = |name: &Bound<'_, PyString>| request.getattr(name)?.extract::<i64>();

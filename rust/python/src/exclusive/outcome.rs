@@ -3,15 +3,17 @@
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-/// One token that a step emitted.
-// The fields are Python objects, so that reading one costs what a slot costs.
+/// A token emitted by a step.
+// The fields are Python objects, so that reading one is as fast as reading a slot of a Python class.
 #[pyclass(frozen, get_all, module = "neuron_sched")]
 pub(crate) struct Outcome {
-    /// The request that emitted it.
+    /// Id of the request.
     id: Py<PyString>,
-    /// The token id; None where `complete` was not told.
+    /// Token id; `None` if it was not passed to `complete`.
     token: Py<PyAny>,
-    /// Set on the last token of a request; a stop token wins over the length.
+    /// `"stop"` or `"length"` for the last token of a request, else `None`.
+    ///
+    /// A stop token takes precedence over the length.
     finish_reason: Py<PyAny>,
 }
 

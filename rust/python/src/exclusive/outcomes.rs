@@ -1,4 +1,4 @@
-//! `Outcomes`: the emitted tokens of a step, a sequence whose items are made when they are read.
+//! `Outcomes`: the emitted tokens of a step, as a sequence that creates its items when they are read.
 
 use std::sync::Arc;
 
@@ -7,28 +7,30 @@ use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PySlice, PyString};
 
-use super::names::Names;
+use super::batch_ids::BatchIds;
 use super::outcome::Outcome;
 
-/// The emitted tokens of a step in batch order: as a list, but its items are made when they are read.
+/// A read-only sequence of the tokens emitted by a step, in batch order.
+///
+/// Items are created when they are read. The sequence equals a list of the same outcomes; a slice is a list.
 #[pyclass(frozen, sequence, module = "neuron_sched")]
 pub(crate) struct Outcomes {
     pub(crate) completion: Arc<Completion>,
-    pub(crate) names: Arc<Names>,
+    pub(crate) ids: Arc<BatchIds>,
 }
 
 impl Outcomes {
     fn outcome<'py>(&self, py: Python<'py>, outcome: CoreOutcome) -> PyResult<Bound<'py, Outcome>> {
         if outcome.token.is_none() && outcome.finish.is_none() {
-            return self.names.plain(py)?.get_item(outcome.at)?.cast_into::<Outcome>().map_err(PyErr::from);
+            return self.ids.default_outcomes(py)?.get_item(outcome.at)?.cast_into::<Outcome>().map_err(PyErr::from);
         }
-        let id = self.names.ids.bind(py).get_item(outcome.at)?.cast_into::<PyString>()?;
+        let id = self.ids.ids.bind(py).get_item(outcome.at)?.cast_into::<PyString>()?;
         Outcome::new(id, outcome.token, outcome.finish.map(Finish::name))
     }
 
     fn list<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         if self.completion.is_plain() {
-            return Ok(self.names.plain(py)?.to_list());
+            return Ok(self.ids.default_outcomes(py)?.to_list());
         }
         let items: Vec<Bound<'py, Outcome>> =
             self.completion.iter().map(|outcome| self.outcome(py, outcome)).collect::<PyResult<_>>()?;

@@ -1,4 +1,4 @@
-//! `Request`: what a caller asks for, and `RequestState`: how it stands.
+//! `Request`: a request to queue, and `RequestState`: a snapshot of its state.
 
 use neuron_sched_core::exclusive::{NewRequest, RequestView, Status};
 use neuron_sched_core::request::{Prompt, UNKNOWN_TOKEN};
@@ -6,39 +6,41 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
 
-use crate::convert::{Read, sampling, shown, whole};
+use crate::convert::{FieldReader, as_int, display, sampling};
 
-/// A request for `BucketScheduler`; an immutable value.
+/// An immutable request for `BucketScheduler`.
 ///
-/// `prompt` is a length in tokens, or the token ids themselves: those are needed to share KV blocks by content. At
-/// most `max_tokens` tokens are emitted, capped at `max(1, max_model_len - prompt)`; an id of `stop_token_ids` ends
-/// the request earlier.
+/// `prompt` is a number of tokens, or the token ids; prefix caching needs the ids. The request finishes after
+/// `max_tokens` output tokens, capped at `max(1, max_model_len - prompt)`, or with an output token of `stop_token_ids`.
+/// The scheduler ignores `top_k`, `top_p` and `temperature`; they are copied to `Batch.sampling_params`.
+///
+/// Raise `TypeError` or `ValueError` with the name of the field for a bad value.
 #[pyclass(frozen, module = "neuron_sched")]
 pub(crate) struct Request {
-    /// The name; no two live requests of a scheduler have the same.
+    /// Id of the request, unique among the live requests of a scheduler.
     #[pyo3(get)]
     id: Py<PyString>,
     prompt: Prompt,
-    /// Most tokens that it may emit, as given.
+    /// Maximum number of output tokens, as given.
     #[pyo3(get)]
     max_tokens: u32,
-    /// Lower numbers first, under policy `"priority"`.
+    /// Priority under policy `"priority"`; the lowest number is admitted first.
     #[pyo3(get)]
     priority: i64,
     stop_token_ids: Box<[u32]>,
-    /// For sampling in the engine; -1, the default, and 0 are off.
+    /// Sampling parameter `top_k`; -1 (default) and 0 are off.
     #[pyo3(get)]
     top_k: i64,
-    /// For sampling in the engine, above 0 and at most 1, the default.
+    /// Sampling parameter `top_p`, above 0 and at most 1; 1 (default) is off.
     #[pyo3(get)]
     top_p: f64,
-    /// For sampling in the engine; 0, the default, is greedy.
+    /// Sampling temperature; 0 (default) is greedy.
     #[pyo3(get)]
     temperature: f64,
 }
 
 impl Request {
-    /// The name and what the core needs to know.
+    /// Return the id, and the request for the core.
     pub(crate) fn parts(&self, py: Python<'_>) -> (Py<PyString>, NewRequest) {
         let request = NewRequest {
             prompt: self.prompt.clone(),
@@ -58,7 +60,7 @@ impl Request {
         signature = (id, prompt, max_tokens, *, priority=None, stop_token_ids=None, top_k=None, top_p=None, temperature=None),
         text_signature = "(id, prompt, max_tokens, *, priority=0, stop_token_ids=(), top_k=-1, top_p=1.0, temperature=0.0)"
     )]
-    #[allow(clippy::too_many_arguments, reason = "one argument a field")]
+    #[allow(clippy::too_many_arguments, reason = "one argument per field")]
     fn new(
         id: &Bound<'_, PyAny>,
         prompt: &Bound<'_, PyAny>,
@@ -70,30 +72,30 @@ impl Request {
         temperature: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let py = id.py();
-        let Ok(name) = id.cast::<PyString>() else {
-            return Err(PyTypeError::new_err(format!("id: {}: expected a string", shown(id))));
+        let Ok(string) = id.cast::<PyString>() else {
+            return Err(PyTypeError::new_err(format!("id: {}: expected a string", display(id))));
         };
-        let Ok(text) = name.to_str() else {
-            return Err(PyValueError::new_err(format!("id: {}: expected a string of whole characters", shown(id))));
+        let Ok(text) = string.to_str() else {
+            return Err(PyValueError::new_err(format!("id: {}: expected a string without surrogates", display(id))));
         };
-        // A plain str: a subclass could run code of its own while the scheduler is locked.
+        // An exact str: methods of a subclass could run Python code while the scheduler is locked.
         let id = PyString::new(py, text).unbind();
-        let read = Read::Request(text);
+        let reader = FieldReader::Request(text);
         Ok(Self {
             id,
-            prompt: read_prompt(read, prompt)?,
-            max_tokens: read.number("max_tokens", max_tokens, 1)?,
-            priority: priority.map_or(Ok(0), |value| read.count("priority", value, i64::MIN..=i64::MAX))?,
+            prompt: read_prompt(reader, prompt)?,
+            max_tokens: reader.number("max_tokens", max_tokens, 1)?,
+            priority: priority.map_or(Ok(0), |value| reader.count("priority", value, i64::MIN..=i64::MAX))?,
             stop_token_ids: stop_token_ids
-                .map_or_else(|| Ok(Vec::new()), |ids| read.ids("stop_token_ids", ids, "a sequence of token ids"))?
+                .map_or_else(|| Ok(Vec::new()), |ids| reader.ids("stop_token_ids", ids, "a sequence of token ids"))?
                 .into(),
-            top_k: top_k.map_or(Ok(-1), |value| read.top_k(value))?,
-            top_p: top_p.map_or(Ok(1.0), |value| read.top_p(value))?,
-            temperature: temperature.map_or(Ok(0.0), |value| read.temperature(value))?,
+            top_k: top_k.map_or(Ok(-1), |value| reader.top_k(value))?,
+            top_p: top_p.map_or(Ok(1.0), |value| reader.top_p(value))?,
+            temperature: temperature.map_or(Ok(0.0), |value| reader.temperature(value))?,
         })
     }
 
-    /// The length in tokens, or a new list of the token ids.
+    /// Number of prompt tokens, or a new list of the prompt's token ids.
     #[getter]
     fn prompt<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match &self.prompt {
@@ -102,7 +104,7 @@ impl Request {
         }
     }
 
-    /// Token ids that end the request when it emits one.
+    /// Token ids that finish the request when one is emitted.
     #[getter]
     fn stop_token_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.stop_token_ids.iter())
@@ -114,38 +116,38 @@ impl Request {
     }
 }
 
-fn read_prompt(read: Read<'_>, value: &Bound<'_, PyAny>) -> PyResult<Prompt> {
-    if whole(value).is_some() {
-        return read.number("prompt", value, 1).map(Prompt::Length);
+fn read_prompt(reader: FieldReader<'_>, value: &Bound<'_, PyAny>) -> PyResult<Prompt> {
+    if as_int(value).is_some() {
+        return reader.number("prompt", value, 1).map(Prompt::Length);
     }
-    let ids = read.ids("prompt", value, "a number of tokens, or a sequence of token ids")?;
+    let ids = reader.ids("prompt", value, "a number of tokens, or a sequence of token ids")?;
     if ids.is_empty() {
-        return Err(read.value_error("prompt", "no tokens", "at least one token"));
+        return Err(reader.value_error("prompt", "no tokens", "at least one token"));
     }
     Ok(Prompt::Tokens(ids.into()))
 }
 
-/// How a request stood when `BucketScheduler.request` was called: counts are those of the last completed step.
+/// A snapshot of a request, as of the last completed step.
 #[pyclass(frozen, get_all, module = "neuron_sched")]
 pub(crate) struct RequestState {
-    /// The name of the request.
+    /// Id of the request.
     id: Py<PyString>,
     /// `"waiting"`, `"prefill"`, `"decode"`, `"finished"` or `"cancelled"`.
     status: &'static str,
-    /// Why it finished; None while it lives, and when it was cancelled.
+    /// `"length"` or `"stop"` for a finished request, else `None`.
     finish_reason: Option<&'static str>,
-    /// Length of the prompt.
+    /// Number of prompt tokens.
     num_prompt_tokens: usize,
-    /// Tokens whose KV entries are computed.
+    /// Number of tokens with computed KV entries.
     num_computed_tokens: u32,
-    /// What it emitted; None for a token that `complete` was not told.
+    /// Output token ids; `None` for a token that was not passed to `complete`.
     output_token_ids: Vec<Option<u32>>,
-    /// The KV blocks that it holds, in order of position.
+    /// Allocated KV blocks, in order of position.
     block_ids: Vec<u32>,
 }
 
 impl RequestState {
-    /// A snapshot of `view`.
+    /// Return a snapshot of `view`.
     pub(crate) fn new(id: Py<PyString>, view: &RequestView<'_>) -> Self {
         let (status, finish_reason) = match view.status {
             Status::Waiting => ("waiting", None),
@@ -154,8 +156,8 @@ impl RequestState {
             Status::Finished(finish) => ("finished", Some(finish.name())),
             Status::Cancelled => ("cancelled", None),
         };
-        let told = view.outputs.iter().map(|&id| (id != UNKNOWN_TOKEN).then_some(id));
-        let output_token_ids = told.chain(std::iter::repeat(None)).take(view.generated as usize).collect();
+        let known = view.outputs.iter().map(|&id| (id != UNKNOWN_TOKEN).then_some(id));
+        let output_token_ids = known.chain(std::iter::repeat(None)).take(view.generated as usize).collect();
         Self {
             id,
             status,

@@ -9,69 +9,73 @@ use neuron_sched_core::request::Row;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use super::names::Names;
+use super::batch_ids::BatchIds;
 use crate::config::NeuronConfig;
 use crate::guard::Guarded;
 
-/// The core and the names of its rows. Nothing that could run Python code is done while it is locked, and
-/// making a Python container could: it may start the garbage collector.
-pub(super) struct Named {
+/// The core and the request ids of its rows. No Python code may run while it is locked; creating a Python container
+/// could run some, because it may start a garbage collection.
+pub(super) struct NamedCore {
     pub(super) core: ExclusiveScheduler,
-    /// By row index.
+    /// Request ids by row index.
     pub(super) ids: Vec<Option<Py<PyString>>>,
     pub(super) rows: HashMap<String, Row>,
 }
 
-impl Named {
+impl NamedCore {
+    /// Return the id of a row.
     pub(super) fn id(&self, py: Python<'_>, row: Row) -> Py<PyString> {
-        self.ids[row.index()].as_ref().expect("a live row has a name").clone_ref(py)
+        self.ids[row.index()].as_ref().expect("a live row has an id").clone_ref(py)
     }
 
+    /// Return the ids of rows.
     pub(super) fn ids(&self, py: Python<'_>, rows: &[Row]) -> Vec<Py<PyString>> {
         rows.iter().map(|&row| self.id(py, row)).collect()
     }
 
-    /// Forgets the names of requests whose end was delivered; they go to `gone`, to be dropped unlocked.
-    pub(super) fn forget_delivered(&mut self, py: Python<'_>, gone: &mut Vec<Py<PyString>>) -> PyResult<()> {
-        for &row in self.core.delivered() {
+    /// Remove the ids of the ended requests that a completed step has reported. They are moved to `removed`, which the
+    /// caller drops after unlocking.
+    pub(super) fn remove_reported(&mut self, py: Python<'_>, removed: &mut Vec<Py<PyString>>) -> PyResult<()> {
+        for &row in self.core.reported() {
             if let Some(id) = self.ids[row.index()].take() {
-                let name = id.bind(py).to_str()?;
-                // The id may have been used again since.
-                if self.rows.get(name) == Some(&row) {
-                    self.rows.remove(name);
+                let text = id.bind(py).to_str()?;
+                // A new request may have the same id.
+                if self.rows.get(text) == Some(&row) {
+                    self.rows.remove(text);
                 }
-                gone.push(id);
+                removed.push(id);
             }
         }
         Ok(())
     }
 }
 
-/// Continuous batching where a step is all prefill or all decode, padded to a compiled size.
+/// Continuous-batching scheduler for steps that are all prefill or all decode, padded to a compiled size.
 ///
-/// May be used from several threads.
+/// Methods may be called from several threads.
 #[pyclass(frozen, weakref, module = "neuron_sched")]
 pub(crate) struct BucketScheduler {
-    pub(super) named: Guarded<Named>,
-    /// The names of the last step, used again while the rows stay the same.
-    pub(super) names: Mutex<Option<Arc<Names>>>,
-    /// The configuration that it was made with.
+    pub(super) named: Guarded<NamedCore>,
+    /// The ids of the last step, reused while the rows stay the same.
+    pub(super) last_ids: Mutex<Option<Arc<BatchIds>>>,
+    /// The configuration of the scheduler.
     #[pyo3(get)]
     pub(crate) config: Py<NeuronConfig>,
 }
 
 impl BucketScheduler {
-    /// The blocks of a row as they were when `step` was planned, if that can still be told.
+    /// Return the KV blocks of a row as of the planning of `step`, or `None` if the step is too old.
     pub(crate) fn step_blocks(&self, step: &CoreStep, at: usize) -> PyResult<Option<Vec<u32>>> {
         self.named.with(|named| named.core.step_blocks(step, at).map(<[u32]>::to_vec))
     }
 
-    /// Calls `f` with the core, and so must not run Python code.
+    /// Call `f` with the core. `f` must not run Python code.
     pub(crate) fn read<T>(&self, f: impl FnOnce(&ExclusiveScheduler) -> T) -> PyResult<T> {
         self.named.with(|named| f(&named.core))
     }
 
-    pub(super) fn last_names(&self) -> Option<Arc<Names>> {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Return the ids of the last step.
+    pub(super) fn last_ids(&self) -> Option<Arc<BatchIds>> {
+        self.last_ids.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

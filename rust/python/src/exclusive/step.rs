@@ -1,4 +1,4 @@
-//! `Step`: one planned step. Values that a caller may never read are made when they are read.
+//! `Step`: one planned step. Its Python values are created when they are read.
 
 use std::sync::Arc;
 
@@ -7,73 +7,83 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
-use super::names::Names;
+use super::batch_ids::BatchIds;
 use super::scheduler::BucketScheduler;
 
-/// One planned step: who runs, how many tokens, padded to what. All values are those of its planning.
+/// A planned step: the scheduled requests, their token counts and the padded size.
+///
+/// All values are as of the planning. They can be read until the step is completed and `schedule()` is called again.
+/// Reading a value later returns the same value or raises `ValueError`.
 #[pyclass(frozen, module = "neuron_sched")]
 pub(crate) struct Step {
     pub(crate) scheduler: Py<BucketScheduler>,
     pub(crate) planned: Arc<CoreStep>,
-    pub(crate) names: Arc<Names>,
+    pub(crate) ids: Arc<BatchIds>,
     pub(crate) finished: Vec<Py<PyString>>,
 }
 
 #[pymethods]
 impl Step {
-    /// `"prefill"`, `"decode"`, or `"idle"` when nobody runs.
+    /// `"prefill"`, `"decode"`, or `"idle"` if no request is scheduled.
     #[getter]
     fn kind(&self) -> &'static str {
         self.planned.kind().name()
     }
 
-    /// Real tokens by request id, in batch order; a new dict each time.
+    /// Unpadded number of tokens by request id, in batch order, as a new dict.
     #[getter]
     fn num_scheduled_tokens<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        if self.planned.is_uniform() { self.names.ones(py) } else { self.names.dict(py, |at| self.planned.tokens(at)) }
+        if self.planned.is_uniform() { self.ids.ones(py) } else { self.ids.dict(py, |at| self.planned.tokens(at)) }
     }
 
-    /// Padded tokens by request id, in batch order; a new dict each time.
+    /// Padded number of tokens by request id, in batch order, as a new dict.
+    ///
+    /// In a prefill step of several prompts the last prompt carries the padding, so that the values add up to the token
+    /// bucket.
     #[getter]
     fn num_scheduled_tokens_padded<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        if self.planned.is_uniform() { self.names.ones(py) } else { self.names.dict(py, |at| self.planned.padded(at)) }
+        if self.planned.is_uniform() { self.ids.ones(py) } else { self.ids.dict(py, |at| self.planned.padded(at)) }
     }
 
-    /// Tokens computed before this step by request id, in batch order, prefix hits included.
+    /// Number of tokens computed before the step by request id, in batch order, as a new dict.
+    ///
+    /// Cached tokens of a prefix-cache hit are included.
     #[getter]
     fn num_computed_tokens<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        // A dict that has the keys already is filled in half the time.
-        let dict = self.names.ones(py)?;
-        self.names.fill(&dict, |at| self.planned.computed(at))?;
+        // Setting the values of existing keys takes half the time of inserting them.
+        let dict = self.ids.ones(py)?;
+        self.ids.fill(&dict, |at| self.planned.computed(at))?;
         Ok(dict)
     }
 
-    /// Rows that the batch of a decode step is padded to; 0 for another step.
+    /// Batch bucket of a decode step in rows; 0 for other steps.
     #[getter]
     fn num_seqs_padded(&self) -> u32 {
         self.planned.num_seqs_padded()
     }
 
-    /// The compiled size that runs: the token bucket of a prefill, the batch bucket of a decode step.
+    /// Compiled size of the step: the token bucket of a prefill step, the batch bucket of a decode step.
     #[getter]
     fn padded_tokens(&self) -> u32 {
         self.planned.padded_tokens()
     }
 
-    /// Requests that ended since the last completed step, cancelled ones too.
+    /// Ids of the requests that finished or were cancelled since the last completed step.
     ///
-    /// Repeated until a step that carries them is completed, so that a worker never misses one. A worker handles
-    /// the ended ids of a step before its new requests, since an id may be used again once its request ended.
+    /// An id is repeated in every step until a step that lists it is completed, so that a worker never misses it. A
+    /// worker removes these requests before it adds the new ones of the step, because a new request may reuse an id.
     #[getter]
     fn finished_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         PyList::new(py, self.finished.iter().map(|id| id.bind(py)))
     }
 
-    /// KV blocks of a scheduled request, enough for the step's tokens; `KeyError` for any other id.
+    /// Return the KV blocks of a scheduled request, in order of position; they hold the tokens of the step.
+    ///
+    /// Raise `KeyError` for any other id, and `ValueError` if the step is too old.
     fn block_ids(&self, id: &Bound<'_, PyString>) -> PyResult<Vec<u32>> {
-        let at = self.names.position(id)?;
+        let at = self.ids.position(id)?;
         let blocks = self.scheduler.get().step_blocks(&self.planned, at)?;
-        blocks.ok_or_else(|| PyValueError::new_err("step: too old: its blocks may have been handed out again"))
+        blocks.ok_or_else(|| PyValueError::new_err("step: too old: its KV blocks may have been reallocated"))
     }
 
     fn __len__(&self) -> usize {

@@ -1,4 +1,4 @@
-//! `Batch`: the arrays of one step, and what they hold.
+//! `Batch`: the arrays of one step.
 
 use std::sync::Arc;
 
@@ -9,27 +9,33 @@ use pyo3::types::{PyDict, PyTuple};
 
 use super::buffers::Buffers;
 
-/// The arrays of one step, in a compiled shape.
+/// The arrays of one step, padded to a compiled shape.
+///
+/// Sizes in the shapes below: `T` is the token bucket, `P` is `max_prefills_per_batch`, `B` is the batch bucket, `W` is
+/// the number of KV blocks of a sequence of `max_model_len` tokens, and `Wc` that of the context bucket.
+///
+/// The arrays belong to the `PaddedInputs` that filled them. A later fill of the same shape overwrites them; with
+/// `buffers=n`, the `n`-th later fill does. Use `copy()` to keep a batch longer.
 #[pyclass(frozen, module = "neuron_sched")]
 pub(crate) struct Batch {
     buffers: Arc<Buffers>,
-    /// The requests of the real rows, in batch order.
+    /// Request ids of the unpadded rows, in batch order.
     #[pyo3(get)]
     request_ids: Py<PyTuple>,
-    /// Real tokens of a prefill, real rows of a decode step.
+    /// Unpadded size: number of tokens of a prefill step, number of rows of a decode step.
     #[pyo3(get)]
     num_real_tokens: u32,
-    /// By row; `None` when every row emits.
+    /// Whether each row emits a token; `None` if all do.
     emits: Option<Arc<[bool]>>,
 }
 
 impl Batch {
-    /// A batch whose rows all emit a token.
+    /// Return a batch in which every row emits a token.
     pub(crate) fn new(buffers: Arc<Buffers>, request_ids: Py<PyTuple>, num_real_tokens: u32) -> Self {
         Self { buffers, request_ids, num_real_tokens, emits: None }
     }
 
-    /// The same with rows that emit nothing.
+    /// Return the batch with the flags of rows that emit a token.
     pub(crate) fn emitting(self, emits: impl IntoIterator<Item = bool>) -> Self {
         Self { emits: Some(emits.into_iter().collect()), ..self }
     }
@@ -41,7 +47,7 @@ impl Batch {
 
 #[pymethods]
 impl Batch {
-    /// `"prefill"` or `"decode"`.
+    /// Kind of the step, `"prefill"` or `"decode"`.
     #[getter]
     fn kind(&self) -> &'static str {
         match self.buffers.shape {
@@ -50,20 +56,22 @@ impl Batch {
         }
     }
 
-    /// The key of the compiled graph: `("prefill", tokens)` or `("decode", rows, context)`.
+    /// Key of the compiled graph: `("prefill", tokens)` or `("decode", rows, context)`.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         key(py, self.buffers.shape)
     }
 
-    /// Whether each real row emits a token: all do but chunks in the middle of a prompt; a new list.
+    /// Whether each unpadded row emits a token, as a new list.
+    ///
+    /// A chunk that does not end its prompt emits none.
     #[getter]
     fn emits(&self, py: Python<'_>) -> Vec<bool> {
         let every = || vec![true; self.request_ids.bind(py).len()];
         self.emits.as_ref().map_or_else(every, |emits| emits.to_vec())
     }
 
-    /// The compiled size: tokens of a prefill, rows of a decode step, padding included.
+    /// Padded size: the token bucket of a prefill step, the batch bucket of a decode step.
     #[getter]
     fn num_padded_tokens(&self) -> u32 {
         match self.buffers.shape {
@@ -72,61 +80,80 @@ impl Batch {
         }
     }
 
-    /// Token ids, `int32 [T]` or `[B]`; padding 0.
+    /// Token ids.
+    ///
+    /// Shape `[T]` or `[B]`, int32; padding is 0.
     #[getter]
     fn input_ids(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.array(py, "input_ids")
     }
 
-    /// Positions in the sequence, `int64`, as `input_ids`; padding of a prefill repeats the last, of a decode is 0.
+    /// Position of each token in its sequence.
+    ///
+    /// Shape `[T]` or `[B]`, int64; padding repeats the last position in a prefill step, and is 0 in a decode step.
     #[getter]
     fn positions(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.array(py, "positions")
     }
 
-    /// KV slots to write, `int64`, as `input_ids`: block id * block size + offset; padding -1, which is no index.
+    /// KV slot of each token: block id * block size + offset.
+    ///
+    /// Shape `[T]` or `[B]`, int64; padding is -1. A kernel that writes the KV cache must skip the padding: as an
+    /// index, numpy and torch take -1 for the last slot.
     #[getter]
     fn slot_mapping(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.array(py, "slot_mapping")
     }
 
-    /// KV blocks of each row in order of position, `int32 [P, W]` or `[B, Wc]`; padding -1.
+    /// KV blocks of each row, in order of position.
+    ///
+    /// Shape `[P, W]` or `[B, Wc]`, int32; padding is -1.
     #[getter]
     fn block_table(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.array(py, "block_table")
     }
 
-    /// Tokens of each prompt that were computed before, `int32 [P, 1]`; padding 0. None for a decode step.
+    /// Number of tokens of each prompt computed before the step.
+    ///
+    /// Shape `[P, 1]`, int32; padding rows are 0. `None` for decode steps.
     #[getter]
     fn cached_seq_len(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.array(py, "cached_seq_len")
     }
 
-    /// Where each prompt starts, and the end, `int32 [P + 1]`; padding repeats the end. None for a decode step.
+    /// Start of each prompt in `input_ids`, followed by the end of the last prompt.
+    ///
+    /// Shape `[P + 1]`, int32; padding repeats the end. `None` for decode steps.
     #[getter]
     fn cu_seqlens(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.array(py, "cu_seqlens")
     }
 
-    /// Tokens that each row looks back on, its own included, `int32 [B]`; padding 0. None for a prefill.
+    /// Context length of each row, including the token being computed.
+    ///
+    /// Shape `[B]`, int32; padding rows are 0. `None` for prefill steps.
     #[getter]
     fn context_lens(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.array(py, "context_lens")
     }
 
-    /// Where the last token of each row is in `input_ids`, `int64 [P]` or `[B]`; padding repeats the last.
+    /// Index of the last token of each row in `input_ids`.
+    ///
+    /// Shape `[P]` or `[B]`, int64; padding repeats the last index.
     #[getter]
     fn logits_index(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.array(py, "logits_index")
     }
 
-    /// `top_k`, `top_p`, `temperature` of each row, `float32 [P, 3]` or `[B, 3]`; padding -1, 1, 0.
+    /// `top_k`, `top_p` and `temperature` of each row.
+    ///
+    /// Shape `[P, 3]` or `[B, 3]`, float32; padding rows are -1, 1, 0.
     #[getter]
     fn sampling_params(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.array(py, "sampling_params")
     }
 
-    /// The arrays that are there, by name, in the order in which a graph takes them; a new dict.
+    /// Return the arrays by name, in the order of the graph's arguments, as a new dict.
     fn arrays<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let arrays = PyDict::new(py);
         for (name, array) in self.buffers.named() {
@@ -135,12 +162,14 @@ impl Batch {
         Ok(arrays)
     }
 
-    /// As `arrays()`, but torch tensors, which share the memory; `ImportError` without torch.
+    /// Return the arrays as torch tensors that share their memory, as a new dict.
+    ///
+    /// Raise `ImportError` if torch is not installed.
     fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.buffers.torch(py)
     }
 
-    /// The same in memory of its own, which no fill writes to.
+    /// Return a copy with arrays that no later fill overwrites.
     fn copy(&self, py: Python<'_>) -> PyResult<Self> {
         let buffers = Arc::new(self.buffers.copy(py)?);
         let (request_ids, emits) = (self.request_ids.clone_ref(py), self.emits.clone());
@@ -152,7 +181,7 @@ impl Batch {
     }
 }
 
-/// The key of a shape, as callers know it.
+/// Return the key of a shape as a Python tuple.
 pub(crate) fn key(py: Python<'_>, shape: Shape) -> PyResult<Bound<'_, PyTuple>> {
     let key = match shape {
         Shape::Prefill { tokens } => ("prefill", tokens).into_bound_py_any(py)?,

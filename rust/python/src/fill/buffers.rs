@@ -1,4 +1,4 @@
-//! The arrays of a shape, over memory of ours.
+//! `Buffers`: one set of arrays of a shape.
 
 use std::sync::Arc;
 
@@ -16,13 +16,13 @@ pub(crate) struct Buffers {
     layout: Arc<Layout>,
     common: Common,
     own: Own,
-    /// Views by torch, made when first asked for.
+    /// Torch tensors that share the memory, created on first use.
     torch: PyOnceLock<Py<PyDict>>,
-    /// Held while the arrays are written or copied, so that two threads never do it at once.
+    /// Locked while the arrays are written or copied.
     writing: Guarded<()>,
 }
 
-/// What both kinds have.
+/// The arrays of both kinds of steps.
 struct Common {
     input_ids: Tensor<i32>,
     positions: Tensor<i64>,
@@ -32,7 +32,7 @@ struct Common {
     sampling_params: Tensor<f32>,
 }
 
-/// What one kind has.
+/// The arrays of one kind of step.
 enum Own {
     Prefill { cached_seq_len: Tensor<i32>, cu_seqlens: Tensor<i32> },
     Decode { context_lens: Tensor<i32> },
@@ -62,12 +62,12 @@ impl Buffers {
         Ok(Self { shape, layout: Arc::clone(layout), common, own, torch, writing })
     }
 
-    /// Arrays of their own with the same contents.
+    /// Return new arrays with the same contents.
     pub(crate) fn copy(&self, py: Python<'_>) -> PyResult<Self> {
         let copy = Self::new(py, &self.layout, self.shape)?;
         let Common { input_ids, positions, slot_mapping, block_table, logits_index, sampling_params } = &self.common;
         self.writing.with(|()| {
-            // SAFETY: the copy is nobody else's yet, and nobody writes while `writing` is held.
+            // SAFETY: no other code has the copy yet, and no fill writes to `self` while `writing` is locked.
             unsafe {
                 copy.common.input_ids.copy_from(input_ids);
                 copy.common.positions.copy_from(positions);
@@ -77,15 +77,15 @@ impl Buffers {
                 copy.common.sampling_params.copy_from(sampling_params);
                 match (&copy.own, &self.own) {
                     (
-                        Own::Prefill { cached_seq_len: to, cu_seqlens: to_borders },
+                        Own::Prefill { cached_seq_len: to, cu_seqlens: to_starts },
                         Own::Prefill { cached_seq_len, cu_seqlens },
                     ) => {
                         to.copy_from(cached_seq_len);
-                        to_borders.copy_from(cu_seqlens);
+                        to_starts.copy_from(cu_seqlens);
                     }
                     (Own::Decode { context_lens: to }, Own::Decode { context_lens }) => to.copy_from(context_lens),
                     (Own::Prefill { .. }, Own::Decode { .. }) | (Own::Decode { .. }, Own::Prefill { .. }) => {
-                        unreachable!("both are of one shape")
+                        unreachable!("both have the same shape")
                     }
                 }
             }
@@ -93,7 +93,7 @@ impl Buffers {
         Ok(copy)
     }
 
-    /// The arrays by name, in the order in which a graph takes them.
+    /// Return the arrays by name, in the order of the graph's arguments.
     pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, &Py<PyAny>)> {
         let Common { input_ids, positions, slot_mapping, block_table, logits_index, sampling_params } = &self.common;
         let own = match &self.own {
@@ -112,12 +112,12 @@ impl Buffers {
         first.into_iter().chain(own.into_iter().flatten()).chain(last)
     }
 
-    /// The array of that name; `None` where the kind has none.
+    /// Return the array of that name; `None` if the kind of step has none.
     pub(crate) fn get(&self, name: &str) -> Option<&Py<PyAny>> {
         self.named().find_map(|(other, array)| (other == name).then_some(array))
     }
 
-    /// Tensors that share the memory, by name, in a new dict.
+    /// Return torch tensors that share the memory, by name, as a new dict.
     pub(crate) fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let make = || {
             let views = PyDict::new(py);
@@ -130,13 +130,13 @@ impl Buffers {
         self.torch.get_or_try_init(py, make)?.bind(py).copy()
     }
 
-    /// Writes a prefill into the arrays, which are of that kind and large enough.
+    /// Write the rows of a prefill step. Panics if the arrays are of a decode step, or too small.
     pub(crate) fn write_prefill<'r>(&self, rows: impl IntoIterator<Item = PrefillRow<'r>>) -> PyResult<()> {
         let Own::Prefill { cached_seq_len, cu_seqlens } = &self.own else { unreachable!("arrays of a prefill") };
         let Common { input_ids, positions, slot_mapping, block_table, logits_index, sampling_params } = &self.common;
         self.writing.with(|()| {
-            // SAFETY: no other writer while `writing` is held, and each array is asked for once. A caller who reads
-            // an array in another thread while it fills the shape again was told not to.
+            // SAFETY: `writing` excludes other writers, and each array is borrowed once. Reading an array in another
+            // thread during a fill of the same shape is documented as the caller's fault.
             let mut tensors = unsafe {
                 PrefillTensors {
                     input_ids: input_ids.bits(),
@@ -153,7 +153,7 @@ impl Buffers {
         })
     }
 
-    /// Writes a decode step into the arrays, which are of that kind and large enough.
+    /// Write the rows of a decode step. Panics if the arrays are of a prefill step, or too small.
     pub(crate) fn write_decode<'r>(&self, rows: impl IntoIterator<Item = DecodeRow<'r>>) -> PyResult<()> {
         let Own::Decode { context_lens } = &self.own else { unreachable!("arrays of a decode step") };
         let Common { input_ids, positions, slot_mapping, block_table, logits_index, sampling_params } = &self.common;

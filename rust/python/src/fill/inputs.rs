@@ -1,4 +1,4 @@
-//! `PaddedInputs`: the tensors of a step, in memory that belongs to their shape.
+//! `PaddedInputs`: fills the arrays of a step in memory that is reused from step to step.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,67 +14,73 @@ use pyo3::types::PyTuple;
 use super::batch::{self, Batch};
 use super::buffers::Buffers;
 use super::rows::{DecodeRow, PrefillRow, read_rows};
-use super::tokens::Given;
+use super::tokens::TokensArgument;
 use crate::config::NeuronConfig;
-use crate::convert::{Read, shown, whole};
+use crate::convert::{FieldReader, as_int, display};
 use crate::error::to_py;
 use crate::exclusive::Step;
 use crate::guard::Guarded;
 
-/// Most buffers of a shape: more steps than any device has in flight.
+/// Maximum number of buffers per shape: more steps than any device has in flight.
 const BUFFERS_MAX: u32 = 1024;
 
-/// Memory that fills use again.
+/// The memory that fills reuse.
 #[derive(Default)]
 struct Memory {
-    shelves: HashMap<Shape, Shelf>,
+    buffer_sets: HashMap<Shape, BufferSet>,
     seen: Seen,
 }
 
-/// The buffers of a shape, in turn.
-struct Shelf {
+/// The buffers of a shape, used in rotation.
+struct BufferSet {
     buffers: Vec<Arc<Buffers>>,
     next: usize,
 }
 
-/// Turns steps into arrays of compiled shapes, in memory that it uses again.
+/// Fills the arrays of compiled shapes with the rows of a step, in memory that is reused.
+///
+/// The shapes are those of the configuration's buckets. `buffers` is the number of steps of one shape that may be in
+/// flight. With `vocab_size`, token ids of at least `vocab_size` are refused. A refused call writes nothing: it raises
+/// `ValueError`, or `TypeError` for a value of a wrong type, with the row or the request in the message. Only one
+/// thread at a time may use an object.
 #[pyclass(frozen, module = "neuron_sched")]
 pub(crate) struct PaddedInputs {
-    /// The configuration that it was made with.
+    /// The configuration of the inputs.
     #[pyo3(get)]
     config: Py<NeuronConfig>,
     layout: Arc<Layout>,
-    /// How many buffers each shape has.
+    /// Number of buffers per shape.
     buffers: usize,
     memory: Guarded<Memory>,
 }
 
 impl PaddedInputs {
+    /// Return the compiled shapes.
     pub(crate) fn layout(&self) -> &Arc<Layout> {
         &self.layout
     }
 
-    /// The buffers that a fill of the shape is to use now. Made when the shape is first filled.
+    /// Return the buffers for the next fill of a shape. The buffers of a shape are allocated by its first fill.
     pub(crate) fn buffers(&self, py: Python<'_>, shape: Shape) -> PyResult<Arc<Buffers>> {
-        let find = |memory: &mut Memory| memory.shelves.get(&shape).map(|shelf| Arc::clone(&shelf.buffers[shelf.next]));
+        let find = |memory: &mut Memory| memory.buffer_sets.get(&shape).map(|set| Arc::clone(&set.buffers[set.next]));
         if let Some(buffers) = self.memory.with(find)? {
             return Ok(buffers);
         }
-        let made = (0..self.buffers).map(|_| Buffers::new(py, &self.layout, shape).map(Arc::new));
-        let buffers = made.collect::<PyResult<Vec<_>>>()?;
-        let mut made = Some(Shelf { buffers, next: 0 });
-        // Another thread may have been faster; then what was made here is dropped once nothing is locked.
+        let created = (0..self.buffers).map(|_| Buffers::new(py, &self.layout, shape).map(Arc::new));
+        let buffers = created.collect::<PyResult<Vec<_>>>()?;
+        let mut created = Some(BufferSet { buffers, next: 0 });
+        // If another thread has inserted a set in the meantime, this one is dropped after unlocking.
         self.memory.with(|memory| {
-            let shelf = memory.shelves.entry(shape).or_insert_with(|| made.take().expect("taken once"));
-            Arc::clone(&shelf.buffers[shelf.next])
+            let set = memory.buffer_sets.entry(shape).or_insert_with(|| created.take().expect("taken once"));
+            Arc::clone(&set.buffers[set.next])
         })
     }
 
-    /// What was written stays until the other buffers of the shape had their turn.
-    pub(crate) fn keep(&self, shape: Shape) -> PyResult<()> {
+    /// Advance to the next buffers of a shape, so that the next fill does not overwrite those just filled.
+    pub(crate) fn advance(&self, shape: Shape) -> PyResult<()> {
         self.memory.with(|memory| {
-            if let Some(shelf) = memory.shelves.get_mut(&shape) {
-                shelf.next = (shelf.next + 1) % shelf.buffers.len();
+            if let Some(set) = memory.buffer_sets.get_mut(&shape) {
+                set.next = (set.next + 1) % set.buffers.len();
             }
         })
     }
@@ -92,13 +98,19 @@ impl PaddedInputs {
             let rows = rows.map(|at| core.prefill_row(planned, at).expect("checked above"));
             buffers.write_prefill(rows).map_err(Refused::Unwritten)
         });
-        written?.map_err(|refused| refused.told(py, step))?;
-        self.keep(shape)?;
-        let batch = Batch::new(buffers, step.names.ids(py), planned.total());
+        written?.map_err(|refused| refused.into_py_err(py, step))?;
+        self.advance(shape)?;
+        let batch = Batch::new(buffers, step.ids.tuple(py), planned.total());
         Ok(batch.emitting((0..planned.rows().len()).map(|at| planned.emits(at))))
     }
 
-    fn fill_decode(&self, py: Python<'_>, step: &Step, given: &Given<'_>, bucket: Option<i64>) -> PyResult<Batch> {
+    fn fill_decode(
+        &self,
+        py: Python<'_>,
+        step: &Step,
+        tokens: &TokensArgument<'_>,
+        bucket: Option<i64>,
+    ) -> PyResult<Batch> {
         let planned = &step.planned;
         let scheduler = step.scheduler.get();
         let rows = planned.rows().len();
@@ -106,23 +118,23 @@ impl PaddedInputs {
         let shape = self.layout.decode(rows, context.into(), bucket).map_err(|error| to_py(&error))?;
         let unknown = || {
             let unknown = scheduler.read(|core| core.unknown_decodes(planned).map(Iterator::collect))?;
-            unknown.map_err(|why| Refused::Unfilled(why).told(py, step))
+            unknown.map_err(|why| Refused::Unfilled(why).into_py_err(py, step))
         };
-        let given = given.resolve(step.names.ids(py).bind(py), unknown)?;
-        // Only now: a callable may have filled a step itself.
+        let tokens = tokens.resolve(step.ids.tuple(py).bind(py), unknown)?;
+        // After the callable, which may fill a step itself.
         let buffers = self.buffers(py, shape)?;
         let written = scheduler.read(|core| {
-            core.check_decodes(planned, given.as_deref())?;
+            core.check_decodes(planned, tokens.as_deref())?;
             if self.layout.has_vocabulary() {
-                for (at, token) in core.decode_tokens(planned, given.as_deref()).enumerate() {
+                for (at, token) in core.decode_tokens(planned, tokens.as_deref()).enumerate() {
                     self.layout.check_token(token, "token_id").map_err(|fault| Refused::Row(at, fault))?;
                 }
             }
-            buffers.write_decode(core.decode_rows(planned, given.as_deref())).map_err(Refused::Unwritten)
+            buffers.write_decode(core.decode_rows(planned, tokens.as_deref())).map_err(Refused::Unwritten)
         });
-        written?.map_err(|refused| refused.told(py, step))?;
-        self.keep(shape)?;
-        Ok(Batch::new(buffers, step.names.ids(py), planned.total()))
+        written?.map_err(|refused| refused.into_py_err(py, step))?;
+        self.advance(shape)?;
+        Ok(Batch::new(buffers, step.ids.tuple(py), planned.total()))
     }
 }
 
@@ -138,19 +150,22 @@ impl PaddedInputs {
         buffers: Option<&Bound<'_, PyAny>>,
         vocab_size: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let read = Read::Argument;
-        let buffers = buffers.map_or(Ok(1), |value| read.count("buffers", value, 1..=BUFFERS_MAX.into()))?;
-        let vocab_size = vocab_size.map(|value| read.number("vocab_size", value, 1)).transpose()?;
+        let reader = FieldReader::Argument;
+        let buffers = buffers.map_or(Ok(1), |value| reader.count("buffers", value, 1..=BUFFERS_MAX.into()))?;
+        let vocab_size = vocab_size.map(|value| reader.number("vocab_size", value, 1)).transpose()?;
         let layout = Layout::new(config.get().core(), vocab_size).map_err(|error| to_py(&error))?;
         let buffers = usize::try_from(buffers).expect("at most BUFFERS_MAX");
         Ok(Self { config: config.unbind(), layout: Arc::new(layout), buffers, memory: Guarded::new(Memory::default()) })
     }
 
-    /// The arrays of a `BucketScheduler` step, while it is readable.
+    /// Fill the arrays of a `BucketScheduler` step, and return them.
     ///
-    /// `tokens` are for decode rows whose token the scheduler does not know, as of a step planned ahead: one entry
-    /// a row, a token id or None; or a callable that is given the ids of those requests and returns their token ids.
-    /// `context_bucket` asks for a larger context bucket than the rows need.
+    /// `tokens` are needed for decode rows with a token that the scheduler does not know, as in a step planned ahead: a
+    /// sequence with one entry per row, a token id or `None`; or a callable that takes the ids of these requests and
+    /// returns their token ids. `context_bucket` selects a larger context bucket than the rows need.
+    ///
+    /// Raise `ValueError` for an idle step, a step of another configuration, a step that is too old, and a request with
+    /// unknown token ids.
     #[pyo3(signature = (step, tokens=None, *, context_bucket=None))]
     fn fill(
         &self,
@@ -161,22 +176,26 @@ impl PaddedInputs {
         let (py, step) = (step.py(), step.get());
         let config = &step.scheduler.get().config;
         if !config.is(&self.config) && config.get() != self.config.get() {
-            return Err(PyValueError::new_err("step: planned with another configuration than that of these inputs"));
+            return Err(PyValueError::new_err("step: planned with a different configuration than these inputs"));
         }
-        let given = Given::read(tokens);
+        let tokens = TokensArgument::read(tokens);
         let bucket = context_bucket.map(bucket).transpose()?;
         match step.planned.kind() {
             Kind::Idle => Err(PyValueError::new_err("step: idle: expected a step with rows")),
             Kind::Prefill => {
-                given.refuse_list("a prefill step knows its tokens")?;
+                tokens.refuse_sequence("the tokens of a prefill step are known")?;
                 refuse_bucket(bucket)?;
                 self.fill_prefill(py, step)
             }
-            Kind::Decode => self.fill_decode(py, step, &given, bucket),
+            Kind::Decode => self.fill_decode(py, step, &tokens, bucket),
         }
     }
 
-    /// The arrays of a prefill of these rows, for callers with a scheduler of their own.
+    /// Fill the arrays of a prefill step with a caller's rows, and return them.
+    ///
+    /// Raise `ValueError` for a position of at least `max_model_len`, KV blocks that do not hold the row's positions or
+    /// exceed those of the longest sequence, a block id outside 1 to `num_blocks` or twice in a row, more rows than
+    /// `max_prefills_per_batch`, and more tokens than the last token bucket.
     fn prefill(&self, rows: &Bound<'_, PyAny>) -> PyResult<Batch> {
         let py = rows.py();
         let fits = |count| self.layout.prefill(count, 1);
@@ -187,12 +206,15 @@ impl PaddedInputs {
         let shape = shape.map_err(|error| to_py(&error))?;
         let buffers = self.buffers(py, shape)?;
         buffers.write_prefill(rows.iter().copied())?;
-        self.keep(shape)?;
+        self.advance(shape)?;
         let total: usize = rows.iter().map(|row| row.tokens.len()).sum();
         Ok(Batch::new(buffers, ids, u32::try_from(total).expect("at most a bucket")).emitting(emits))
     }
 
-    /// The arrays of a decode step of these rows, for callers with a scheduler of their own.
+    /// Fill the arrays of a decode step with a caller's rows, and return them.
+    ///
+    /// `context_bucket` selects a larger context bucket than the rows need. Raise `ValueError` as `prefill` does, and
+    /// for more rows than the last batch bucket.
     #[pyo3(signature = (rows, context_bucket=None))]
     fn decode(&self, rows: &Bound<'_, PyAny>, context_bucket: Option<&Bound<'_, PyAny>>) -> PyResult<Batch> {
         let py = rows.py();
@@ -204,29 +226,30 @@ impl PaddedInputs {
         let shape = shape.map_err(|error| to_py(&error))?;
         let buffers = self.buffers(py, shape)?;
         buffers.write_decode(rows.iter().copied())?;
-        self.keep(shape)?;
+        self.advance(shape)?;
         Ok(Batch::new(buffers, ids, u32::try_from(rows.len()).expect("at most a bucket")))
     }
 
-    /// The arrays of a step without any request: nothing but padding, which writes nothing to the KV cache.
+    /// Fill the arrays of a shape with padding only, and return them.
     ///
-    /// For warm-up, and for a rank that has nothing to do while others run a step.
+    /// A step of padding writes nothing to the KV cache. Use it for warm-up, and for an idle rank while other ranks run
+    /// a step. Raise `ValueError` for a shape that is not in `shapes`.
     fn dummy(&self, shape: &Bound<'_, PyAny>) -> PyResult<Batch> {
         let py = shape.py();
         let read = read_shape(shape).filter(|&shape| self.layout.contains(shape));
         let shape = read.ok_or_else(|| {
-            PyValueError::new_err(format!("shape: {}: expected one of PaddedInputs.shapes", shown(shape)))
+            PyValueError::new_err(format!("shape: {}: expected one of PaddedInputs.shapes", display(shape)))
         })?;
         let buffers = self.buffers(py, shape)?;
         match shape {
             Shape::Prefill { .. } => buffers.write_prefill([])?,
             Shape::Decode { .. } => buffers.write_decode([])?,
         }
-        self.keep(shape)?;
+        self.advance(shape)?;
         Ok(Batch::new(buffers, PyTuple::empty(py).unbind(), 0))
     }
 
-    /// Every compiled shape: prefills, then decodes by rows and context, ascending.
+    /// Every compiled shape: prefills ascending, then decodes ascending by rows and context.
     #[getter]
     fn shapes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let shapes: Vec<_> = self.layout.shapes().map(|shape| batch::key(py, shape)).collect::<PyResult<_>>()?;
@@ -238,18 +261,18 @@ impl PaddedInputs {
     }
 }
 
-/// Reads a context bucket; the core knows which there are.
+/// Read a context bucket. The core checks that it is compiled.
 pub(crate) fn bucket(value: &Bound<'_, PyAny>) -> PyResult<i64> {
-    Read::Argument.count("context_bucket", value, i64::MIN..=i64::MAX)
+    FieldReader::Argument.count("context_bucket", value, i64::MIN..=i64::MAX)
 }
 
-/// A prefill looks back on whatever its table holds.
+/// Check that no context bucket is given for a prefill step: its block tables hold the longest sequence.
 pub(crate) fn refuse_bucket(bucket: Option<i64>) -> PyResult<()> {
     bucket.map_or(Ok(()), |bucket| Err(to_py(&Error::invalid("context_bucket", bucket, "None for a prefill step"))))
 }
 
 fn read_shape(shape: &Bound<'_, PyAny>) -> Option<Shape> {
-    let size = |at| whole(&shape.get_item(at).ok()?)?.extract::<u32>().ok();
+    let size = |at| as_int(&shape.get_item(at).ok()?)?.extract::<u32>().ok();
     let kind: String = shape.get_item(0).ok()?.extract().ok()?;
     match (kind.as_str(), shape.len().ok()?) {
         ("prefill", 2) => Some(Shape::Prefill { tokens: size(1)? }),
@@ -261,8 +284,9 @@ fn read_shape(shape: &Bound<'_, PyAny>) -> Option<Shape> {
 /// Why a step was not filled.
 enum Refused {
     Unfilled(Unfilled),
-    /// The row at this position is wrong.
+    /// A fault of the row at this position.
     Row(usize, Fault),
+    /// The arrays could not be written.
     Unwritten(PyErr),
 }
 
@@ -273,23 +297,23 @@ impl From<Unfilled> for Refused {
 }
 
 impl Refused {
-    /// The exception, with the names of `step`.
-    fn told(self, py: Python<'_>, step: &Step) -> PyErr {
-        let of = |at| step.names.id(py, at);
+    /// Return the exception, with the request ids of `step`.
+    fn into_py_err(self, py: Python<'_>, step: &Step) -> PyErr {
+        let id = |at| step.ids.id(py, at);
         match self {
             Self::Unfilled(Unfilled::TooOld) => {
-                PyValueError::new_err("step: too old: its blocks may have been handed out again")
+                PyValueError::new_err("step: too old: its KV blocks may have been reallocated")
             }
             Self::Unfilled(Unfilled::Unknown(at)) => PyValueError::new_err(format!(
-                "request '{}': its token ids are not known: expected a prompt of token ids, and tokens handed to \
-                 complete() or to fill()",
-                of(at)
+                "request '{}': token_ids: unknown: expected a prompt of token ids, and tokens passed to complete() or \
+                 fill()",
+                id(at)
             )),
-            Self::Unfilled(Unfilled::Other(at, known)) => PyValueError::new_err(format!(
-                "request '{}': tokens: another token: expected None or {known}, which was handed to complete()",
-                of(at)
+            Self::Unfilled(Unfilled::Mismatch(at, known)) => PyValueError::new_err(format!(
+                "request '{}': tokens: a different token: expected None or {known}, which was passed to complete()",
+                id(at)
             )),
-            Self::Row(at, fault) => PyValueError::new_err(format!("request '{}': {fault}", of(at))),
+            Self::Row(at, fault) => PyValueError::new_err(format!("request '{}': {fault}", id(at))),
             Self::Unwritten(error) => error,
         }
     }

@@ -10,37 +10,38 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use super::req::Req;
+use super::request_table::{Entry, MissingTuple, PlanDraft, PlanLists, RequestTable};
 use super::requests::Requests;
-use super::roster::{Draft, Lists, Missing, Roster, Seat};
 use super::scheduler::{Queue, Scheduler};
-use crate::convert::{count, shown};
+use crate::convert::{count, display};
 use crate::error::to_py;
 use crate::guard::Guarded;
 
-/// What `schedule` found.
+/// The plan of `schedule`, read while the core is locked.
 enum Drafted {
-    /// The plan of last time.
+    /// The list of the previous plan, which is identical.
     Same(Py<PyList>),
-    New(Draft),
+    New(PlanDraft),
 }
 
-/// What `complete` found.
+/// The result of `complete`, read while the core is locked.
 enum Completed {
-    /// The rids of last time.
+    /// The rids of the previous completion, which are identical.
     Same(Py<PyList>),
     New(Emission),
 }
 
+/// The rids that emitted a token, and the objects to drop while nothing is locked.
 struct Emission {
     rids: Vec<Py<PyAny>>,
-    ended: Vec<Seat>,
-    /// Whether the next completion of this plan emits the same.
+    finished: Vec<Entry>,
+    /// Whether the next completion of this plan emits the same rids.
     steady: bool,
-    outdated: Option<Lists>,
+    outdated: Option<PlanLists>,
 }
 
 fn not_due() -> Error {
-    Error::NotDue("plan: expected the plan of the last schedule(), unchanged, and once")
+    Error::NotDue("plan: not due: expected the list of the last schedule(), unchanged and not completed yet")
 }
 
 #[pymethods]
@@ -60,45 +61,49 @@ impl Scheduler {
         let core = core.map_err(|error| to_py(&error))?;
         Ok(Self {
             core: Arc::new(Guarded::new(core)),
-            roster: Guarded::new(Roster::default()),
+            table: Guarded::new(RequestTable::default()),
             live: PyDict::new(py).unbind(),
         })
     }
 
-    /// Queues a request.
+    /// Queue a request.
     ///
-    /// `ValueError`, and nothing is changed, if it could never fit (`prompt_len + max_new > kv_tokens`), if it is
-    /// live in this or another scheduler, if its rid is live in this one, or if it has generated all its outputs.
+    /// A cancelled request may be added again; it resumes from its counters. Raise `ValueError` and change nothing if
+    /// the request can never fit (`prompt_len + max_new > kv_tokens`), if it is live in this or another scheduler, if a
+    /// live request of this scheduler has the same rid, or if it has generated all its outputs.
     fn add(&self, req: &Bound<'_, PyAny>) -> PyResult<()> {
         let Ok(req) = req.cast::<Req>() else {
-            return Err(PyTypeError::new_err(format!("req: {}: expected a Req", shown(req))));
+            return Err(PyTypeError::new_err(format!("req: {}: expected a Req", display(req))));
         };
-        let Some(request) = req.get().join(&self.core) else {
-            return Err(PyValueError::new_err(format!("req: {}: expected a Req that is not already live", shown(req))));
+        let Some(request) = req.get().claim(&self.core) else {
+            return Err(PyValueError::new_err(format!(
+                "req: {}: expected a Req that is not already live",
+                display(req)
+            )));
         };
         let added = self.claim_rid(req).and_then(|()| {
-            let added = self.with_both(|roster, core| {
+            let added = self.with_both(|table, core| {
                 let row = core.add(request)?;
-                req.get().enter(&self.core, row);
-                roster.seat(row, req.clone().unbind());
+                req.get().set_live(&self.core, row);
+                table.insert(row, req.clone().unbind());
                 Ok(())
             });
             added.and_then(|added| added.map_err(|error| to_py(&error))).inspect_err(|_| self.free_rid(req))
         });
-        added.inspect_err(|_| req.get().stay_out())
+        added.inspect_err(|_| req.get().unclaim())
     }
 
-    /// Plans the next step: who runs, and how many tokens of each.
+    /// Plan the next step: return the scheduled requests with their token counts.
     ///
-    /// Admits at once; counters move in `complete`. A plan that was not completed is void once another one is made;
-    /// whom it admitted stays admitted.
+    /// Requests are admitted here; counters change in `complete`. The next call voids a plan that is not completed; the
+    /// requests that it admitted stay admitted. The list is a new one.
     fn schedule<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let drafted = self.with_both(|roster, core| {
+        let drafted = self.with_both(|table, core| {
             core.schedule();
             let revision = core.revision();
-            match roster.lists(revision) {
+            match table.lists(revision) {
                 Some(lists) => Drafted::Same(lists.plan.clone_ref(py)),
-                None => Drafted::New(roster.draft(py, revision, core.plan().unwrap_or_default())),
+                None => Drafted::New(table.draft(py, revision, core.plan().unwrap_or_default())),
             }
         });
         let plan = match drafted? {
@@ -108,40 +113,44 @@ impl Scheduler {
         Ok(copied(&plan))
     }
 
-    /// Applies the plan of the last `schedule` once it has run; returns the rids that emitted a token, in its
-    /// order.
+    /// Complete the plan of the last `schedule`, and return the rids that emitted a token, in order of the plan.
+    ///
+    /// A decode emits a token, and so does the chunk that ends a prompt; an earlier chunk does not. A request that has
+    /// generated `max_new` tokens leaves `running` and releases its reservation. Items of requests that were cancelled
+    /// since `schedule` are skipped.
+    ///
+    /// `plan` is the list of the last `schedule` or an equal one, and can be completed once. Raise `ValueError` and
+    /// change nothing for any other list, and `TypeError` for a value that is not a list.
     fn complete<'py>(&self, plan: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
         let py = plan.py();
         let Ok(plan) = plan.cast::<PyList>() else {
-            return Err(PyTypeError::new_err(format!("plan: {}: expected a list", shown(plan))));
+            return Err(PyTypeError::new_err(format!("plan: {}: expected a list", display(plan))));
         };
-        let due = self.with_both(|roster, core| {
-            let lists = core.plan().and_then(|_| roster.lists(core.revision()))?;
+        let due = self.with_both(|table, core| {
+            let lists = core.plan().and_then(|_| table.lists(core.revision()))?;
             Some((lists.revision, lists.plan.clone_ref(py)))
         });
         let Some((revision, expected)) = due? else { return Err(to_py(&not_due())) };
         if !plan.eq(expected)? {
             return Err(to_py(&not_due()));
         }
-        let completed = self.with_both(|roster, core| apply(py, roster, core, revision));
+        let completed = self.with_both(|table, core| apply(py, table, core, revision));
         match completed?.map_err(|error| to_py(&error))? {
             Completed::Same(rids) => Ok(copied(rids.bind(py))),
             Completed::New(emission) => self.write_rids(py, revision, emission),
         }
     }
 
-    /// Ends the live request of that rid, waiting or running, and frees its reservation at once.
-    ///
-    /// False when no live request bears it.
+    /// Cancel a live request and release its reservation. Return `False` if no live request has the rid.
     fn cancel(&self, rid: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = rid.py();
         let Some(req) = self.live.bind(py).get_item(rid)? else { return Ok(false) };
         let req = req.cast::<Req>()?;
-        let ended = self.with_both(|roster, core| {
+        let ended = self.with_both(|table, core| {
             let row = req.get().row(&self.core)?;
-            req.get().leave(core.cancel(row)?);
-            let outdated = if core.plan().is_none() && !core.is_steady() { roster.take_lists() } else { None };
-            Some((roster.unseat(row), outdated))
+            req.get().set_detached(core.cancel(row)?);
+            let outdated = if core.plan().is_none() && !core.is_steady() { table.take_lists() } else { None };
+            Some((table.remove(row), outdated))
         })?;
         if ended.is_some() {
             self.free_rid(req);
@@ -149,25 +158,27 @@ impl Scheduler {
         Ok(ended.is_some())
     }
 
-    /// The requests not admitted yet, first come first served.
+    /// Waiting requests, first come first served.
     #[getter]
     fn waiting(slf: &Bound<'_, Self>) -> Requests {
         Requests::new(slf.clone().unbind(), Queue::Waiting)
     }
 
-    /// The admitted requests, oldest first.
+    /// Running requests, oldest first.
     #[getter]
     fn running(slf: &Bound<'_, Self>) -> Requests {
         Requests::new(slf.clone().unbind(), Queue::Running)
     }
 
-    /// KV tokens reserved now: the sum of `prompt_len + max_new` over `running`.
+    /// Number of reserved KV tokens: the sum of `prompt_len + max_new` over `running`.
     #[getter]
     fn reserved(&self) -> PyResult<u64> {
         self.core.with(|core| core.reserved())
     }
 
-    /// Verifies the conservation laws; `RuntimeError` on a fault of the scheduler itself.
+    /// Check the invariants of the scheduler. Raise `RuntimeError` if one is violated, which is always a bug.
+    ///
+    /// Takes time proportional to the number of live requests.
     fn check(&self) -> PyResult<()> {
         self.core.with(|core| core.check())?.map_err(|error| to_py(&error))
     }
@@ -180,51 +191,56 @@ impl Scheduler {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.live)?;
-        self.roster.try_with(|roster| roster.traverse(&visit)).unwrap_or(Ok(()))
+        self.table.try_with(|table| table.traverse(&visit)).unwrap_or(Ok(()))
     }
 
     fn __clear__(&self) {
-        drop(self.roster.try_with(std::mem::take));
+        drop(self.table.try_with(std::mem::take));
     }
 }
 
-/// A list that its receiver may do with as he likes.
+/// Return a copy, which the caller may modify.
 fn copied<'py>(list: &Bound<'py, PyList>) -> Bound<'py, PyList> {
     list.get_slice(0, list.len())
 }
 
-/// Completes the plan of that revision and notes in the requests what has ended.
-fn apply(py: Python<'_>, roster: &mut Roster, core: &mut MixedScheduler, revision: u64) -> Result<Completed, Error> {
+/// Complete the plan of a revision, and mark the finished requests.
+fn apply(
+    py: Python<'_>,
+    table: &mut RequestTable,
+    core: &mut MixedScheduler,
+    revision: u64,
+) -> Result<Completed, Error> {
     if core.revision() != revision {
         return Err(not_due());
     }
     let steady = core.is_steady();
     let emitted = core.complete()?;
-    if steady && let Some(rids) = roster.lists(revision).and_then(|lists| lists.rids.as_ref()) {
+    if steady && let Some(rids) = table.lists(revision).and_then(|lists| lists.rids.as_ref()) {
         return Ok(Completed::Same(rids.clone_ref(py)));
     }
     let rids = Vec::with_capacity(emitted.len());
-    let mut emission = Emission { rids, ended: Vec::new(), steady, outdated: None };
+    let mut emission = Emission { rids, finished: Vec::new(), steady, outdated: None };
     for emitted in emitted {
-        let Some(req) = roster.req(emitted.row) else { continue };
+        let Some(req) = table.req(emitted.row) else { continue };
         emission.rids.push(req.get().rid().clone_ref(py));
         if emitted.finished {
-            req.get().finish();
-            emission.ended.extend(roster.unseat(emitted.row));
+            req.get().set_finished();
+            emission.finished.extend(table.remove(emitted.row));
         }
     }
     if !steady {
-        emission.outdated = roster.take_lists();
+        emission.outdated = table.take_lists();
     }
     Ok(Completed::New(emission))
 }
 
 impl Scheduler {
-    /// Makes the list of a new plan and keeps it, with the tuples that later plans share.
-    fn write_plan<'py>(&self, py: Python<'py>, draft: Draft) -> PyResult<Bound<'py, PyList>> {
-        let Draft { revision, mut tuples, missing } = draft;
+    /// Create the list of a new plan, and store it with the tuples that later plans share.
+    fn write_plan<'py>(&self, py: Python<'py>, draft: PlanDraft) -> PyResult<Bound<'py, PyList>> {
+        let PlanDraft { revision, mut tuples, missing } = draft;
         let mut decodes = Vec::new();
-        for Missing { position, row, req, tokens } in missing {
+        for MissingTuple { position, row, req, tokens } in missing {
             let tuple = (req, tokens).into_pyobject(py)?.unbind();
             if tokens == 1 {
                 decodes.push((row, tuple.clone_ref(py)));
@@ -232,29 +248,29 @@ impl Scheduler {
             tuples[position] = Some(tuple);
         }
         let plan = PyList::new(py, tuples)?;
-        let lists = Lists { revision, plan: plan.clone().unbind(), rids: None };
-        let replaced = self.with_both(|roster, core| {
-            let decodes: Vec<_> = decodes.into_iter().map(|(row, decode)| roster.keep_decode(row, decode)).collect();
-            (decodes, if core.revision() == revision { roster.keep_lists(lists) } else { Some(lists) })
+        let lists = PlanLists { revision, plan: plan.clone().unbind(), rids: None };
+        let replaced = self.with_both(|table, core| {
+            let decodes: Vec<_> = decodes.into_iter().map(|(row, decode)| table.store_decode(row, decode)).collect();
+            (decodes, if core.revision() == revision { table.store_lists(lists) } else { Some(lists) })
         });
         drop(replaced?);
         Ok(plan)
     }
 
-    /// Makes the list of rids, and keeps it if it will be wanted again.
+    /// Create the list of rids, and store it if the next completion of the plan emits the same rids.
     fn write_rids<'py>(&self, py: Python<'py>, revision: u64, emission: Emission) -> PyResult<Bound<'py, PyList>> {
-        let Emission { rids, ended, steady, outdated } = emission;
+        let Emission { rids, finished, steady, outdated } = emission;
         drop(outdated);
-        for seat in ended {
-            self.free_rid(seat.into_req().bind(py));
+        for entry in finished {
+            self.free_rid(entry.into_req().bind(py));
         }
         let rids = PyList::new(py, rids)?;
         if !steady {
             return Ok(rids);
         }
         let replaced = self
-            .roster
-            .with(|roster| roster.lists_mut(revision).and_then(|lists| lists.rids.replace(rids.clone().unbind())));
+            .table
+            .with(|table| table.lists_mut(revision).and_then(|lists| lists.rids.replace(rids.clone().unbind())));
         drop(replaced?);
         Ok(copied(&rids))
     }

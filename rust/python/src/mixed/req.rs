@@ -1,4 +1,4 @@
-//! `Req`: a request of the token-budget scheduler, as its caller sees it.
+//! `Req`: a request of the token-budget scheduler.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,47 +9,51 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 
-use crate::convert::{count, shown};
+use crate::convert::{count, display};
 use crate::error::to_py;
 use crate::guard::Guarded;
 
-/// The core that a scheduler and its requests ask. It holds no Python object, so that no reference cycle
-/// leads over it.
+/// The core that a scheduler shares with its requests. It holds no Python object, so that it is part of no reference
+/// cycle.
 pub(super) type Core = Arc<Guarded<MixedScheduler>>;
 
-/// A request of the token-budget `Scheduler`. All counts are tokens.
+/// A request for the token-budget `Scheduler`. All counts are in tokens.
 ///
-/// `rid` names it and may be anything hashable; no two requests of one name are live in a scheduler together. It
-/// ends with its `max_new`-th output. With `prefilled` or `generated` above 0 it goes on from there.
+/// `rid` is any hashable value, unique among the live requests of a scheduler. The request finishes after `max_new`
+/// output tokens. With `prefilled` or `generated` above 0 it resumes from these counters.
+///
+/// Counts are ints, or objects with `__index__` such as `numpy.int64`: `prompt_len` and `max_new` from 1 to 2**53,
+/// `prefilled` from 0 to `prompt_len`, `generated` from 0 to `max_new - 1`. Raise `ValueError` for a count out of
+/// range, and `TypeError` for a value of another type.
 #[pyclass(frozen, weakref, module = "neuron_sched")]
 pub(crate) struct Req {
-    /// The name, the very object that was given.
+    /// Id of the request: the object passed to the constructor.
     #[pyo3(get)]
     rid: Py<PyAny>,
-    /// Length of the prompt.
+    /// Number of prompt tokens.
     #[pyo3(get)]
     prompt_len: u64,
-    /// Number of outputs after which the request ends.
+    /// Number of output tokens after which the request finishes.
     #[pyo3(get)]
     max_new: u64,
-    /// Locked for a moment only, also while the core is locked; the core is never locked under it.
-    place: Mutex<Place>,
+    /// Lock order: the core before `membership`. The core is never locked while `membership` is.
+    membership: Mutex<Membership>,
 }
 
-/// Where a request is, and with it its counters.
-enum Place {
-    /// In no scheduler.
-    Out(Progress),
-    /// About to be live in the scheduler of that core: no other may have it.
-    Joining(Core, Progress),
-    /// Live; the core knows the counters.
+/// The scheduler that a request belongs to, if any, and the source of its counters.
+enum Membership {
+    /// The request is in no scheduler and holds its counters itself.
+    Detached(Progress),
+    /// The request is being added to the scheduler of this core; no other scheduler may add it.
+    Claimed(Core, Progress),
+    /// The request is live, and the core holds its counters.
     Live(Core, Row),
 }
 
-/// An argument that may be left out, which is not the same as None.
-struct Given<'py>(Option<Bound<'py, PyAny>>);
+/// An optional argument. In contrast to an `Option`, `None` is not a valid value.
+struct OptionalCount<'py>(Option<Bound<'py, PyAny>>);
 
-impl<'py> FromPyObject<'_, 'py> for Given<'py> {
+impl<'py> FromPyObject<'_, 'py> for OptionalCount<'py> {
     type Error = Infallible;
 
     fn extract(value: Borrowed<'_, 'py, PyAny>) -> Result<Self, Infallible> {
@@ -57,8 +61,8 @@ impl<'py> FromPyObject<'_, 'py> for Given<'py> {
     }
 }
 
-impl Given<'_> {
-    /// The count that was given, else 0.
+impl OptionalCount<'_> {
+    /// Return the count, or 0 if the argument was omitted.
     fn count(self, field: &'static str) -> PyResult<u64> {
         self.0.map_or(Ok(0), |value| count(field, &value, 0))
     }
@@ -68,19 +72,19 @@ impl Given<'_> {
 impl Req {
     #[new]
     #[pyo3(
-        signature = (rid, prompt_len, max_new, prefilled=Given(None), generated=Given(None)),
+        signature = (rid, prompt_len, max_new, prefilled=OptionalCount(None), generated=OptionalCount(None)),
         text_signature = "(rid, prompt_len, max_new, prefilled=0, generated=0)"
     )]
     fn new(
         rid: &Bound<'_, PyAny>,
         prompt_len: &Bound<'_, PyAny>,
         max_new: &Bound<'_, PyAny>,
-        prefilled: Given<'_>,
-        generated: Given<'_>,
+        prefilled: OptionalCount<'_>,
+        generated: OptionalCount<'_>,
     ) -> PyResult<Self> {
         rid.hash().map_err(|error| {
             if error.is_instance_of::<PyTypeError>(rid.py()) {
-                PyTypeError::new_err(format!("rid: {}: expected something hashable", shown(rid)))
+                PyTypeError::new_err(format!("rid: {}: expected a hashable value", display(rid)))
             } else {
                 error
             }
@@ -93,17 +97,17 @@ impl Req {
         };
         request.check().map_err(|error| to_py(&error))?;
         let NewMixed { prompt_len, max_new, prefilled, generated } = request;
-        let place = Mutex::new(Place::Out(Progress { prefilled, generated }));
-        Ok(Self { rid: rid.clone().unbind(), prompt_len, max_new, place })
+        let membership = Mutex::new(Membership::Detached(Progress { prefilled, generated }));
+        Ok(Self { rid: rid.clone().unbind(), prompt_len, max_new, membership })
     }
 
-    /// Tokens of the prompt that are computed; moves when a step is completed.
+    /// Number of computed prompt tokens, as of the last completed step.
     #[getter]
     fn prefilled(&self) -> PyResult<u64> {
         self.progress().map(|progress| progress.prefilled)
     }
 
-    /// Outputs generated; moves when a step is completed.
+    /// Number of generated output tokens, as of the last completed step.
     #[getter]
     fn generated(&self) -> PyResult<u64> {
         self.progress().map(|progress| progress.generated)
@@ -126,68 +130,69 @@ impl Req {
         &self.rid
     }
 
-    fn place(&self) -> MutexGuard<'_, Place> {
-        // Assignments cannot fail half-way.
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    fn membership(&self) -> MutexGuard<'_, Membership> {
+        // A poisoned value is valid: the lock is held for single assignments only.
+        self.membership.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn progress(&self) -> PyResult<Progress> {
         loop {
-            let (core, row) = match &*self.place() {
-                Place::Out(progress) | Place::Joining(_, progress) => return Ok(*progress),
-                Place::Live(core, row) => (Arc::clone(core), *row),
+            let (core, row) = match &*self.membership() {
+                Membership::Detached(progress) | Membership::Claimed(_, progress) => return Ok(*progress),
+                Membership::Live(core, row) => (Arc::clone(core), *row),
             };
-            // The row is gone when another thread ended the request just now; then its place has changed.
+            // The core does not know the row if another thread has just ended the request. Its membership has changed
+            // then, and the next iteration reads it again.
             if let Some(progress) = core.with(|core| core.progress(row))? {
                 return Ok(progress);
             }
         }
     }
 
-    /// Claims the request for the scheduler of `core`; `None` while it is live in any.
-    pub(super) fn join(&self, core: &Core) -> Option<NewMixed> {
-        let mut place = self.place();
-        let &Place::Out(progress) = &*place else { return None };
-        *place = Place::Joining(Arc::clone(core), progress);
+    /// Claim the request for the scheduler of `core`. Returns `None` if it is claimed or live.
+    pub(super) fn claim(&self, core: &Core) -> Option<NewMixed> {
+        let mut membership = self.membership();
+        let &Membership::Detached(progress) = &*membership else { return None };
+        *membership = Membership::Claimed(Arc::clone(core), progress);
         let Progress { prefilled, generated } = progress;
         Some(NewMixed { prompt_len: self.prompt_len, max_new: self.max_new, prefilled, generated })
     }
 
-    /// Gives a claim back.
-    pub(super) fn stay_out(&self) {
-        let mut place = self.place();
-        if let &Place::Joining(_, progress) = &*place {
-            *place = Place::Out(progress);
+    /// Undo a claim.
+    pub(super) fn unclaim(&self) {
+        let mut membership = self.membership();
+        if let &Membership::Claimed(_, progress) = &*membership {
+            *membership = Membership::Detached(progress);
         }
     }
 
-    /// The request is `row` of `core` from now on. Called while the core is locked.
-    pub(super) fn enter(&self, core: &Core, row: Row) {
-        *self.place() = Place::Live(Arc::clone(core), row);
+    /// Mark the request as live with a row of `core`. Called while the core is locked.
+    pub(super) fn set_live(&self, core: &Core, row: Row) {
+        *self.membership() = Membership::Live(Arc::clone(core), row);
     }
 
-    /// The request has left its scheduler with these counters. Called while the core is locked.
-    pub(super) fn leave(&self, progress: Progress) {
-        *self.place() = Place::Out(progress);
+    /// Mark the request as removed from its scheduler, with its counters. Called while the core is locked.
+    pub(super) fn set_detached(&self, progress: Progress) {
+        *self.membership() = Membership::Detached(progress);
     }
 
-    /// The request has generated all its outputs. Called while the core is locked.
-    pub(super) fn finish(&self) {
-        self.leave(Progress { prefilled: self.prompt_len, generated: self.max_new });
+    /// Mark the request as removed with all its outputs generated. Called while the core is locked.
+    pub(super) fn set_finished(&self) {
+        self.set_detached(Progress { prefilled: self.prompt_len, generated: self.max_new });
     }
 
-    /// Whether it is live, or about to be, in the scheduler of `core`.
+    /// Return whether the request is live in the scheduler of `core`, or claimed for it.
     pub(super) fn belongs_to(&self, core: &Core) -> bool {
-        match &*self.place() {
-            Place::Out(_) => false,
-            Place::Joining(own, _) | Place::Live(own, _) => Arc::ptr_eq(own, core),
+        match &*self.membership() {
+            Membership::Detached(_) => false,
+            Membership::Claimed(own, _) | Membership::Live(own, _) => Arc::ptr_eq(own, core),
         }
     }
 
-    /// Its row, when it is live in the scheduler of `core`.
+    /// Return the row of the request if it is live in the scheduler of `core`.
     pub(super) fn row(&self, core: &Core) -> Option<Row> {
-        match &*self.place() {
-            Place::Live(own, row) if Arc::ptr_eq(own, core) => Some(*row),
+        match &*self.membership() {
+            Membership::Live(own, row) if Arc::ptr_eq(own, core) => Some(*row),
             _ => None,
         }
     }

@@ -1,4 +1,4 @@
-//! `Requests`: one of the scheduler's two queues, seen as a sequence.
+//! `Requests`: a read-only sequence of the waiting or running requests.
 
 use pyo3::exceptions::{PyIndexError, PyOverflowError};
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -9,7 +9,10 @@ use pyo3::types::{PyIterator, PyList, PySlice, PyTuple};
 use super::req::Req;
 use super::scheduler::{Queue, Scheduler};
 
-/// The waiting or the running requests of a `Scheduler`, oldest first: a read-only sequence.
+/// A read-only sequence of the waiting or running requests of a `Scheduler`, oldest first.
+///
+/// It always shows the current state of the scheduler. An iterator covers the requests present when it was created, so
+/// the scheduler may change during the iteration. The sequence equals a list of the same requests; a slice is a list.
 #[pyclass(frozen, sequence, module = "neuron_sched")]
 pub(crate) struct Requests {
     scheduler: Py<Scheduler>,
@@ -21,7 +24,7 @@ impl Requests {
         Self { scheduler, queue }
     }
 
-    /// A list of those in the queue now.
+    /// Return a list of the current requests.
     fn list<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         PyList::new(py, self.scheduler.get().queued(py, self.queue)?)
     }
@@ -62,14 +65,16 @@ impl Requests {
         }
     }
 
-    /// Position of the first that equals `value`; `bounds` as in `list.index`. `ValueError` when it is not there.
+    /// Return the position of the first request that equals `value`. Raise `ValueError` if there is none.
+    ///
+    /// `bounds` are the start and stop of `list.index`.
     #[pyo3(signature = (value, *bounds), text_signature = "($self, value, /, *bounds)")]
     fn index<'py>(&self, value: &Bound<'py, PyAny>, bounds: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
         let arguments = [value.clone()].into_iter().chain(bounds.iter());
         self.list(value.py())?.call_method1("index", PyTuple::new(value.py(), arguments.collect::<Vec<_>>())?)
     }
 
-    /// How many equal `value`.
+    /// Return the number of requests that equal `value`.
     #[pyo3(text_signature = "($self, value, /)")]
     fn count<'py>(&self, py: Python<'py>, value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         self.list(py)?.call_method1("count", (value,))

@@ -1,4 +1,4 @@
-//! `Cost`: step times, given in milliseconds.
+//! `Cost`: durations of steps, given in milliseconds.
 
 use neuron_sched_core::error::{Error, Fault};
 use neuron_sched_core::sim;
@@ -6,13 +6,15 @@ use pyo3::prelude::*;
 use pyo3::types::PyMapping;
 
 use super::number::{units, within};
-use crate::convert::shown;
+use crate::convert::display;
 use crate::error::to_py;
 
-/// Nanoseconds are milliseconds with so many places.
+/// Decimal places that convert milliseconds to nanoseconds.
 const PLACES: u32 = 6;
 
-/// Step times of a device, in nanoseconds, from milliseconds rounded half up; see `neuron_sched.simulate`.
+/// Durations of a device's steps, in nanoseconds; internal to `neuron_sched.simulate`.
+///
+/// Arguments are in milliseconds, rounded half up.
 #[pyclass(frozen, eq, module = "neuron_sched._native")]
 #[derive(PartialEq)]
 pub(crate) struct Cost {
@@ -21,7 +23,7 @@ pub(crate) struct Cost {
 
 #[pymethods]
 impl Cost {
-    /// Every prefill step takes the one time, every decode step the other.
+    /// Return a cost with one duration for all prefill steps and one for all decode steps.
     #[staticmethod]
     fn constant(prefill_ms: &Bound<'_, PyAny>, decode_ms: &Bound<'_, PyAny>) -> PyResult<Self> {
         match (units("prefill_ms", prefill_ms, PLACES), units("decode_ms", decode_ms, PLACES)) {
@@ -30,7 +32,7 @@ impl Cost {
         }
     }
 
-    /// Times by padded size, with straight lines between the sizes.
+    /// Return a cost with durations by padded size, interpolated linearly.
     #[staticmethod]
     fn table(prefill: &Bound<'_, PyAny>, decode: &Bound<'_, PyAny>) -> PyResult<Self> {
         match (points("prefill", prefill), points("decode", decode)) {
@@ -46,9 +48,9 @@ fn refused(first: Option<Fault>, second: Option<Fault>) -> PyErr {
     to_py(&Error::Invalid(first.into_iter().chain(second).collect()))
 }
 
-/// A mapping from sizes to milliseconds, as sizes and nanoseconds; the core checks the sizes.
+/// Read a mapping from sizes to milliseconds as sizes and nanoseconds. The core checks the range of the sizes.
 fn points(field: &'static str, table: &Bound<'_, PyAny>) -> Result<Vec<(i64, u64)>, Fault> {
-    let fault = || Fault::new(field, shown(table), "a mapping of sizes to milliseconds");
+    let fault = || Fault::new(field, display(table), "a mapping of sizes to milliseconds");
     let items = table.cast::<PyMapping>().map_err(|_| fault())?.items().map_err(|_| fault())?;
     items
         .iter()

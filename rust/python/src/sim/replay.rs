@@ -1,4 +1,4 @@
-//! `TraceRequest`, `Cost` and `replay`: a workload in, a report out.
+//! `replay`: runs the core's replay without the GIL.
 
 use std::ops::ControlFlow;
 
@@ -14,7 +14,10 @@ use crate::config::NeuronConfig;
 use crate::error::to_py;
 use crate::guard::Guarded;
 
-/// What `neuron_sched.simulate.replay` calls. Other threads go on while it runs.
+/// Replay a workload; internal to `neuron_sched.simulate.replay`.
+///
+/// Other Python threads run during the replay. `progress` is called with the number of finished or refused requests and
+/// the number of all requests; an exception that it raises ends the replay.
 #[pyfunction]
 #[pyo3(signature = (requests, config, cost, scheduler, record_steps, progress))]
 pub(crate) fn replay(
@@ -30,7 +33,7 @@ pub(crate) fn replay(
         return Err(PyValueError::new_err(format!("scheduler: '{scheduler}': expected 'bucket' or 'mixed'")));
     };
     if record_steps {
-        refuse_twins(py, &requests)?;
+        check_unique_ids(py, &requests)?;
     }
     let config = config.core();
     let by_content = config.prefix_caching && scheduler == Scheduler::Bucket;
@@ -38,12 +41,12 @@ pub(crate) fn replay(
     let options = Options { record_steps, one_by_one: false };
     let progress = progress.map(|progress| progress.clone().unbind());
     let mut raised: Option<PyErr> = None;
-    let mut observe = |at: Progress| {
-        let answer = Python::attach(|py| {
+    let mut observe = |now: Progress| {
+        let called = Python::attach(|py| {
             py.check_signals()?;
-            progress.as_ref().map_or(Ok(()), |progress| progress.call1(py, (at.done, at.total)).map(drop))
+            progress.as_ref().map_or(Ok(()), |progress| progress.call1(py, (now.done, now.total)).map(drop))
         });
-        raised = answer.err();
+        raised = called.err();
         if raised.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let core = Guarded::new(());
@@ -52,13 +55,13 @@ pub(crate) fn replay(
     match (outcome, raised) {
         (_, Some(error)) => Err(error),
         (Ok(Some(report)), None) => Ok(ReplayReport::new(requests, report)),
-        (Ok(None), None) => unreachable!("only an exception breaks off"),
+        (Ok(None), None) => unreachable!("only an exception stops a replay"),
         (Err(error), None) => Err(to_py(&error)),
     }
 }
 
-/// Recorded steps know requests by their ids.
-fn refuse_twins(py: Python<'_>, requests: &[Py<TraceRequest>]) -> PyResult<()> {
+/// Check that ids are unique: recorded steps identify requests by id.
+fn check_unique_ids(py: Python<'_>, requests: &[Py<TraceRequest>]) -> PyResult<()> {
     let ids = PySet::empty(py)?;
     for (known, request) in requests.iter().enumerate() {
         let id = request.get().id(py);

@@ -1,13 +1,13 @@
-//! `ReplayReport`: what came out, made into Python objects when read.
+//! `ReplayReport`: the result of a replay. Its Python values are created when they are read.
 
-use neuron_sched_core::sim::{Bucket, Refusal, Report, Spread, Steps, Summary};
+use neuron_sched_core::sim::{Bucket, Distribution, Refusal, Report, Steps, Summary};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict, PyList, PyString};
 
 use super::request::TraceRequest;
 
-/// The result of a replay; `neuron_sched.simulate.Report` gives it a face.
+/// The result of a replay; internal to `neuron_sched.simulate.Report`.
 #[pyclass(frozen, module = "neuron_sched._native")]
 pub(crate) struct ReplayReport {
     requests: Vec<Py<TraceRequest>>,
@@ -35,16 +35,17 @@ impl ReplayReport {
     }
 }
 
-/// Id, status, reason, arrival, time to first token, end to end, mean gap (all in seconds), outputs.
+/// Id, status, reason, arrival, time to first token, end-to-end time, mean inter-token latency (times in seconds) and
+/// number of outputs.
 type RequestColumns =
     (Py<PyString>, &'static str, Option<&'static str>, f64, Option<f64>, Option<f64>, Option<f64>, u32);
 
-/// Start and end in seconds, kind, tokens by id, padded tokens.
+/// Start and end in seconds, kind, number of tokens by id, padded number of tokens.
 type StepColumns<'py> = (f64, f64, &'static str, Bound<'py, PyDict>, u32);
 
 #[pymethods]
 impl ReplayReport {
-    /// All numbers of the run, as docs/replay.md lists them.
+    /// Return the figures of the run that docs/replay.md lists.
     fn summary<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let summary = &self.inner.summary;
         let dict = PyDict::new(py);
@@ -54,8 +55,8 @@ impl ReplayReport {
         dict.set_item("makespan_s", summary.makespan_s)?;
         dict.set_item("requests_per_s", summary.requests_per_s)?;
         dict.set_item("output_tokens_per_s", summary.output_tokens_per_s)?;
-        for (name, spread) in times(summary) {
-            dict.set_item(name, spread_dict(py, spread)?)?;
+        for (name, times) in times(summary) {
+            dict.set_item(name, distribution(py, times)?)?;
         }
         let steps = [("prefill", summary.steps.prefill), ("decode", summary.steps.decode)];
         dict.set_item("steps", steps.into_py_dict(py)?)?;
@@ -78,7 +79,10 @@ impl ReplayReport {
         self.requests.len()
     }
 
-    /// Id, status, reason, arrival, time to first token, end to end, mean gap (all in seconds), outputs.
+    /// Return the record of one request.
+    ///
+    /// Items: id, status, refusal reason, arrival, time to first token, end-to-end time, mean inter-token latency,
+    /// number of outputs. Times are in seconds. Raise `IndexError` if there is no such request.
     fn request(&self, py: Python<'_>, index: usize) -> PyResult<RequestColumns> {
         let Some(record) = self.inner.records.get(index) else {
             return Err(PyIndexError::new_err("request index out of range"));
@@ -90,13 +94,16 @@ impl ReplayReport {
         Ok((id, status, reason, times.0, times.1, times.2, times.3, record.outputs))
     }
 
-    /// Number of recorded steps; None where they were not recorded.
+    /// Number of recorded steps; `None` if steps were not recorded.
     #[getter]
     fn num_steps(&self) -> Option<u64> {
         self.inner.steps.as_ref().map(Steps::len)
     }
 
-    /// Start and end in seconds, kind, tokens by id, padded tokens.
+    /// Return one recorded step.
+    ///
+    /// Items: start and end in seconds, kind, number of tokens by request id, padded number of tokens. Raise
+    /// `IndexError` if there is no such step.
     fn step<'py>(&self, py: Python<'py>, index: u64) -> PyResult<StepColumns<'py>> {
         let Some(step) = self.inner.steps.as_ref().and_then(|steps| steps.get(index)) else {
             return Err(PyIndexError::new_err("step index out of range"));
@@ -109,24 +116,24 @@ impl ReplayReport {
     }
 }
 
-fn times(summary: &Summary) -> [(&'static str, Option<Spread>); 4] {
+fn times(summary: &Summary) -> [(&'static str, Option<Distribution>); 4] {
     let Summary { ttft_ms, itl_ms, e2e_ms, queue_ms, .. } = summary;
     [("ttft_ms", *ttft_ms), ("itl_ms", *itl_ms), ("e2e_ms", *e2e_ms), ("queue_ms", *queue_ms)]
 }
 
-fn spread_dict(py: Python<'_>, spread: Option<Spread>) -> PyResult<Bound<'_, PyDict>> {
-    let of = |part: fn(Spread) -> f64| spread.map(part);
+fn distribution(py: Python<'_>, times: Option<Distribution>) -> PyResult<Bound<'_, PyDict>> {
+    let of = |part: fn(Distribution) -> f64| times.map(part);
     let parts = [
-        ("mean", of(|spread| spread.mean)),
-        ("p50", of(|spread| spread.p50)),
-        ("p90", of(|spread| spread.p90)),
-        ("p99", of(|spread| spread.p99)),
-        ("max", of(|spread| spread.max)),
+        ("mean", of(|times| times.mean)),
+        ("p50", of(|times| times.p50)),
+        ("p90", of(|times| times.p90)),
+        ("p99", of(|times| times.p99)),
+        ("max", of(|times| times.max)),
     ];
     parts.into_py_dict(py)
 }
 
-/// Keyed by the text of the size, as JSON has it.
+/// Return the buckets by size. Keys are text, as JSON requires.
 fn buckets<'py>(py: Python<'py>, sizes: &[(u32, Bucket)]) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     for (size, bucket) in sizes {

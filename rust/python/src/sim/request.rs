@@ -1,4 +1,4 @@
-//! `TraceRequest`: one request of a workload, as a Python value.
+//! `TraceRequest`: one request of a workload.
 
 use std::fmt::Write;
 
@@ -10,16 +10,23 @@ use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
 use super::number::{units, within};
-use crate::convert::{sequence_len, shown};
+use crate::convert::{display, sequence_len};
 use crate::error::to_py;
 
-/// The largest hash id: a token is known by its id times [`SEGMENT_TOKENS`] plus its place.
+/// Largest hash id. The content of a token is identified by the hash id times [`SEGMENT_TOKENS`] plus the token's
+/// position in the segment.
 const HASH_ID_MAX: u64 = (1 << 53) - 1;
 
-/// Most hash ids of one request: a prompt of 2^31 tokens has no more.
+/// Maximum number of hash ids of one request: those of a prompt of 2^31 tokens.
 const HASH_IDS_MAX: usize = 1 << 22;
 
-/// One request of a workload; an immutable value.
+/// An immutable request of a workload.
+///
+/// `arrival_s` is the arrival in seconds, at least 0, rounded half up to nanoseconds; only differences between requests
+/// matter. A float is read as the shortest decimal that converts to it. `hash_ids` identify the content of the prompt,
+/// one id per 512 tokens: segments with equal ids have equal tokens, which prefix caching shares.
+///
+/// One `ValueError` lists all bad fields.
 #[pyclass(frozen, module = "neuron_sched.trace")]
 pub(crate) struct TraceRequest {
     id: Py<PyString>,
@@ -31,12 +38,12 @@ pub(crate) struct TraceRequest {
 }
 
 impl TraceRequest {
-    /// Its id.
+    /// Return the id.
     pub(super) fn id<'py>(&self, py: Python<'py>) -> &Bound<'py, PyString> {
         self.id.bind(py)
     }
 
-    /// What the core replays. With `by_content`, equal hash ids are equal prompt content.
+    /// Return the request for the core. With `by_content`, the prompt is given by its hash ids, if it has any.
     pub(super) fn arrival(&self, by_content: bool) -> Arrival {
         let prompt = match &self.hash_ids {
             Some(ids) if by_content => Prompt::Segments { ids: ids.clone(), length: self.prompt_tokens },
@@ -62,7 +69,7 @@ impl TraceRequest {
         hash_ids: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let mut reader = Reader { faults: Vec::new() };
-        let id = reader.keep(id.cast::<PyString>().map_err(|_| Fault::new("id", shown(id), "a string")));
+        let id = reader.keep(id.cast::<PyString>().map_err(|_| Fault::new("id", display(id), "a string")));
         let arrival_ns = reader.keep(units("arrival_s", arrival_s, 9));
         let prompt_tokens = reader.keep(within("prompt_tokens", prompt_tokens, (1, TOKENS_MAX)));
         let output_tokens = reader.keep(within("output_tokens", output_tokens, (1, TOKENS_MAX)));
@@ -85,44 +92,44 @@ impl TraceRequest {
         read().ok_or_else(|| to_py(&Error::Invalid(reader.faults)))
     }
 
-    /// The name.
+    /// Id of the request.
     #[getter(id)]
     fn py_id(&self, py: Python<'_>) -> Py<PyString> {
         self.id.clone_ref(py)
     }
 
-    /// The arrival in seconds, the float nearest to `arrival_ns`.
+    /// Arrival in seconds: the float nearest to `arrival_ns`.
     #[getter]
-    #[allow(clippy::cast_precision_loss, reason = "arrival_ns is the exact one")]
+    #[allow(clippy::cast_precision_loss, reason = "`arrival_ns` is exact")]
     fn arrival_s(&self) -> f64 {
         self.arrival_ns as f64 / 1e9
     }
 
-    /// The arrival in whole nanoseconds.
+    /// Arrival in whole nanoseconds.
     #[getter]
     fn arrival_ns(&self) -> u64 {
         self.arrival_ns
     }
 
-    /// Length of the prompt.
+    /// Number of prompt tokens.
     #[getter]
     fn prompt_tokens(&self) -> u32 {
         self.prompt_tokens
     }
 
-    /// Number of outputs.
+    /// Number of output tokens.
     #[getter]
     fn output_tokens(&self) -> u32 {
         self.output_tokens
     }
 
-    /// For the policy of that name: the lower number first. 0 unless given.
+    /// Priority under policy `"priority"`, 0 by default; the lowest number is admitted first.
     #[getter]
     fn priority(&self) -> i64 {
         self.priority
     }
 
-    /// What the prompt consists of, an id for each 512 tokens; None when that was not told.
+    /// Content of the prompt, one id per 512 tokens; `None` if it is unknown.
     #[getter]
     fn hash_ids<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         self.hash_ids.as_ref().map(|ids| PyTuple::new(py, ids.iter())).transpose()
@@ -157,20 +164,22 @@ impl TraceRequest {
     }
 }
 
-/// Collects faults, so that one error names them all.
+/// Collects the faults of all fields, for one error.
 struct Reader {
     faults: Vec<Fault>,
 }
 
 impl Reader {
+    /// Return the value, or add its fault.
     fn keep<T>(&mut self, read: Result<T, Fault>) -> Option<T> {
         read.map_err(|fault| self.faults.push(fault)).ok()
     }
 }
 
-/// One id for each 512 prompt tokens, the last ones too; more than that are kept but stand for nothing.
+/// Read the hash ids: at least one per segment of 512 prompt tokens, a last partial segment included. Further ids are
+/// kept and have no effect.
 fn segments(ids: &Bound<'_, PyAny>, prompt_tokens: u32) -> Result<Box<[u64]>, Fault> {
-    let fault = |expected: String| Fault::new("hash_ids", shown(ids), expected);
+    let fault = |expected: String| Fault::new("hash_ids", display(ids), expected);
     let list = || fault("a list of whole numbers".into());
     let count = sequence_len(ids).ok_or_else(list)?;
     if count > HASH_IDS_MAX {

@@ -1,22 +1,22 @@
-//! What a replay counts while it runs. Whole numbers only.
+//! Counters of a replay. All are whole numbers.
 
 use super::engine::Decision;
 use crate::fixed_map::FixedMap;
 
-/// Steps that were padded to one size.
+/// The steps that were padded to one size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bucket {
     /// Number of steps.
     pub steps: u64,
-    /// Tokens or rows in them.
+    /// Number of tokens or rows, unpadded.
     pub real: u64,
-    /// The same, as padded.
+    /// Number of tokens or rows, padded.
     pub padded: u64,
 }
 
-/// Counts over all steps.
+/// Counters over all steps.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct Counters {
     pub prefill_steps: u64,
     pub decode_steps: u64,
     pub prompt: u64,
@@ -29,8 +29,8 @@ pub(super) struct Tally {
     pub waits: Waits,
 }
 
-impl Tally {
-    /// Counts `times` equal steps of `time` nanoseconds each, the first of them from `start`.
+impl Counters {
+    /// Count `times` identical steps of `time` nanoseconds each; the first starts at `start`.
     pub(super) fn step(&mut self, decision: Decision, pads: bool, (start, time, times): (u64, u64, u64)) {
         let Decision { prompt, prompt_padded, decodes, decodes_padded } = decision;
         if decision.is_prefill() {
@@ -54,11 +54,11 @@ impl Tally {
     }
 }
 
-/// Steps by the size that they were padded to, ascending.
+/// Steps by padded size, ascending.
 #[derive(Debug, Default)]
 pub(super) struct Buckets {
     sizes: Vec<(u32, Bucket)>,
-    /// Where the last step was counted: mostly the next one is too.
+    /// Index of the size of the last step: consecutive steps mostly have the same size.
     last: usize,
 }
 
@@ -82,37 +82,37 @@ impl Buckets {
     }
 }
 
-/// Gaps between the outputs of a request, each with how often it occurred.
+/// Inter-token gaps of all requests, each with its number of occurrences.
 ///
-/// Every row decodes in every step that decodes at all, so whoever decoded in the one before has the same
-/// gap; only those whose first token came since then have their own.
+/// A step that decodes at all decodes every request that has its first token. Requests that decoded in the previous
+/// such step therefore share one gap; only requests with a first token since then have a gap of their own.
 #[derive(Debug, Default)]
 pub(super) struct Gaps {
     counts: FixedMap<u64>,
-    /// End of the last step that decoded.
+    /// End of the last step with decode rows.
     last: u64,
-    /// When those emitted their first token who have not decoded yet.
-    fresh: Vec<u64>,
+    /// Times of the first tokens of requests that have not decoded yet.
+    first_tokens: Vec<u64>,
 }
 
 impl Gaps {
-    /// A request emitted its first token, and more will come.
+    /// Count the first token, at time `at`, of a request that has more tokens to generate.
     pub(super) fn first_token(&mut self, at: u64) {
-        self.fresh.push(at);
+        self.first_tokens.push(at);
     }
 
     fn decode(&mut self, rows: u64, (start, time, times): (u64, u64, u64)) {
         let end = start + time;
-        debug_assert!(self.fresh.len() as u64 <= rows, "whoever has its first token decodes next");
-        count(&mut self.counts, end - self.last, rows - self.fresh.len() as u64);
-        for first in self.fresh.drain(..) {
+        debug_assert!(self.first_tokens.len() as u64 <= rows, "a request with its first token decodes next");
+        count(&mut self.counts, end - self.last, rows - self.first_tokens.len() as u64);
+        for first in self.first_tokens.drain(..) {
             count(&mut self.counts, end - first, 1);
         }
         count(&mut self.counts, time, rows * (times - 1));
         self.last = start + time * times;
     }
 
-    /// Ascending.
+    /// Return the gaps in nanoseconds, ascending, with their numbers of occurrences.
     pub(super) fn into_counts(self) -> Vec<(u64, u64)> {
         let mut counts: Vec<(u64, u64)> = self.counts.into_iter().collect();
         counts.sort_unstable();
@@ -126,7 +126,7 @@ fn count(counts: &mut FixedMap<u64>, gap: u64, times: u64) {
     }
 }
 
-/// How long the head of the waiting queue waited, by reason, in the order in which the reasons came up.
+/// Time that the head of the waiting queue waited, by reason, in order of first occurrence.
 #[derive(Debug, Default)]
 pub(super) struct Waits(Vec<(&'static str, u64)>);
 
@@ -138,7 +138,7 @@ impl Waits {
         }
     }
 
-    /// By name.
+    /// Return the times, sorted by reason.
     pub(super) fn into_sorted(mut self) -> Vec<(&'static str, u64)> {
         self.0.sort_unstable();
         self.0
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_that_decoded_together_share_their_gap() {
+    fn requests_that_decode_together_share_a_gap() {
         let mut gaps = Gaps::default();
         gaps.first_token(100);
         gaps.decode(1, (100, 10, 3));

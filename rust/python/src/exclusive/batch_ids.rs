@@ -1,4 +1,4 @@
-//! The names of a batch.
+//! `BatchIds`: the request ids of a batch.
 
 use neuron_sched_core::request::Row;
 use pyo3::exceptions::PyKeyError;
@@ -8,19 +8,19 @@ use pyo3::types::{PyDict, PyString, PyTuple};
 
 use super::outcome::Outcome;
 
-/// The names of a batch, shared by all steps that run the same rows.
-pub(crate) struct Names {
+/// The request ids of a batch, shared by consecutive steps with the same rows.
+pub(crate) struct BatchIds {
     pub(crate) rows: Vec<Row>,
     pub(super) ids: Py<PyTuple>,
-    /// {id: 1}, made when first read.
+    /// {id: 1}, created on first use.
     ones: PyOnceLock<Py<PyDict>>,
-    /// {id: position}, made when first read.
+    /// {id: position in the batch}, created on first use.
     positions: PyOnceLock<Py<PyDict>>,
-    /// An outcome of each row that tells neither a token id nor an end, made when first read.
-    plain: PyOnceLock<Py<PyTuple>>,
+    /// The outcome of each row without a token id and without a finish reason, created on first use.
+    default_outcomes: PyOnceLock<Py<PyTuple>>,
 }
 
-impl Names {
+impl BatchIds {
     pub(crate) fn new(py: Python<'_>, rows: &[Row], ids: Vec<Py<PyString>>) -> PyResult<Self> {
         let ids = PyTuple::new(py, ids)?.unbind();
         Ok(Self {
@@ -28,26 +28,28 @@ impl Names {
             ids,
             ones: PyOnceLock::new(),
             positions: PyOnceLock::new(),
-            plain: PyOnceLock::new(),
+            default_outcomes: PyOnceLock::new(),
         })
     }
 
-    /// The names, in batch order.
-    pub(crate) fn ids(&self, py: Python<'_>) -> Py<PyTuple> {
+    /// Return the ids in batch order.
+    pub(crate) fn tuple(&self, py: Python<'_>) -> Py<PyTuple> {
         self.ids.clone_ref(py)
     }
 
-    /// The name of the row at `at`.
+    /// Return the id of the row at position `at`.
     pub(crate) fn id(&self, py: Python<'_>, at: usize) -> String {
         self.ids.bind(py).get_item(at).map_or_else(|_| String::new(), |id| id.to_string())
     }
 
+    /// Return a new {id: value}.
     pub(super) fn dict<'py>(&self, py: Python<'py>, value: impl Fn(usize) -> u32) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
         self.fill(&dict, value)?;
         Ok(dict)
     }
 
+    /// Set the value of each id in `dict`.
     pub(super) fn fill(&self, dict: &Bound<'_, PyDict>, value: impl Fn(usize) -> u32) -> PyResult<()> {
         for (at, id) in self.ids.bind(dict.py()).iter().enumerate() {
             dict.set_item(id, value(at))?;
@@ -55,20 +57,22 @@ impl Names {
         Ok(())
     }
 
-    /// A fresh {id: 1}.
+    /// Return a new {id: 1}.
     pub(super) fn ones<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.ones.get_or_try_init(py, || self.dict(py, |_| 1).map(Bound::unbind))?.bind(py).copy()
     }
 
-    pub(super) fn plain<'py>(&self, py: Python<'py>) -> PyResult<&Bound<'py, PyTuple>> {
+    /// Return the outcome of each row without a token id and without a finish reason.
+    pub(super) fn default_outcomes<'py>(&self, py: Python<'py>) -> PyResult<&Bound<'py, PyTuple>> {
         let make = || {
             let outcome = |id: Bound<'py, PyAny>| Outcome::new(id.cast_into::<PyString>()?, None, None);
             let outcomes: Vec<_> = self.ids.bind(py).iter().map(outcome).collect::<PyResult<_>>()?;
             PyTuple::new(py, outcomes).map(Bound::unbind)
         };
-        Ok(self.plain.get_or_try_init(py, make)?.bind(py))
+        Ok(self.default_outcomes.get_or_try_init(py, make)?.bind(py))
     }
 
+    /// Return the position of a request in the batch, or a `KeyError`.
     pub(super) fn position(&self, id: &Bound<'_, PyString>) -> PyResult<usize> {
         let py = id.py();
         let count = |at| u32::try_from(at).expect("rows are counted in 32 bits");
