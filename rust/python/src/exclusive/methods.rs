@@ -14,7 +14,7 @@ use super::request::{Request, RequestState};
 use super::scheduler::{BucketScheduler, NamedCore};
 use super::step::Step;
 use crate::config::NeuronConfig;
-use crate::convert::read_tokens;
+use crate::convert::{instance, read_tokens};
 use crate::decide::Explanation;
 use crate::error::{of_request, to_py};
 use crate::guard::Guarded;
@@ -22,18 +22,20 @@ use crate::guard::Guarded;
 #[pymethods]
 impl BucketScheduler {
     #[new]
-    fn new(config: Bound<'_, NeuronConfig>) -> Self {
+    fn new(config: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let config = instance::<NeuronConfig>("config", config)?;
         let core = ExclusiveScheduler::new(config.get().core());
         let named = Guarded::new(NamedCore { core, ids: Vec::new(), rows: HashMap::new() });
-        Self { named, last_ids: Mutex::new(None), config: config.unbind() }
+        Ok(Self { named, last_ids: Mutex::new(None), config: config.clone().unbind() })
     }
 
     /// Queue a request.
     ///
     /// Raise `ValueError` and change nothing if a live request has the same id, if the prompt is longer than
     /// `max_model_len`, or if the worst case of the request is larger than the whole KV cache.
-    fn add(&self, py: Python<'_>, request: &Bound<'_, Request>) -> PyResult<()> {
-        let (id, request) = request.get().parts(py);
+    fn add(&self, request: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = request.py();
+        let (id, request) = instance::<Request>("request", request)?.get().parts(py);
         let text = id.bind(py).to_str()?.to_owned();
         self.named.with(|named| {
             let known = named.rows.get(&text).and_then(|&row| named.core.view(row));
@@ -89,10 +91,10 @@ impl BucketScheduler {
     #[pyo3(signature = (step, tokens=None))]
     fn complete(
         slf: &Bound<'_, Self>,
-        step: &Bound<'_, Step>,
+        step: &Bound<'_, PyAny>,
         tokens: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Outcomes> {
-        let (py, step) = (slf.py(), step.get());
+        let (py, step) = (slf.py(), instance::<Step>("step", step)?.get());
         if !step.scheduler.is(slf) {
             return Err(PyValueError::new_err("step: planned by another scheduler"));
         }
@@ -109,8 +111,8 @@ impl BucketScheduler {
     }
 
     /// Cancel a live request and free its KV blocks. Return `False` if no live request has the id.
-    fn cancel(&self, id: &Bound<'_, PyString>) -> PyResult<bool> {
-        let text = id.to_str()?;
+    fn cancel(&self, id: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let text = instance::<PyString>("id", id)?.to_str()?;
         self.named.with(|named| named.rows.get(text).copied().is_some_and(|row| named.core.cancel(row)))
     }
 
@@ -118,8 +120,8 @@ impl BucketScheduler {
     ///
     /// Raise `KeyError` for an unknown id. The id of a finished or cancelled request is unknown once a completed step
     /// has listed it in `Step.finished_ids`.
-    fn request(&self, id: &Bound<'_, PyString>) -> PyResult<RequestState> {
-        let (py, text) = (id.py(), id.to_str()?);
+    fn request(&self, id: &Bound<'_, PyAny>) -> PyResult<RequestState> {
+        let (py, text) = (id.py(), instance::<PyString>("id", id)?.to_str()?);
         let state = self.named.with(|named| {
             let row = named.rows.get(text).copied()?;
             Some(RequestState::new(named.id(py, row), &named.core.view(row)?))

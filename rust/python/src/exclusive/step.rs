@@ -9,6 +9,7 @@ use pyo3::types::{PyDict, PyList, PyString};
 
 use super::batch_ids::BatchIds;
 use super::scheduler::BucketScheduler;
+use crate::convert::instance;
 
 /// A planned step: the scheduled requests, their token counts and the padded size.
 ///
@@ -80,8 +81,8 @@ impl Step {
     /// Return the KV blocks of a scheduled request, in order of position; they hold the tokens of the step.
     ///
     /// Raise `KeyError` for any other id, and `ValueError` if the step is too old.
-    fn block_ids(&self, id: &Bound<'_, PyString>) -> PyResult<Vec<u32>> {
-        let at = self.ids.position(id)?;
+    fn block_ids(&self, id: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+        let at = self.ids.position(instance("id", id)?)?;
         let blocks = self.scheduler.get().step_blocks(&self.planned, at)?;
         blocks.ok_or_else(|| PyValueError::new_err("step: too old: its KV blocks may have been reallocated"))
     }

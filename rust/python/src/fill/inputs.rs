@@ -16,7 +16,7 @@ use super::buffers::Buffers;
 use super::rows::{DecodeRow, PrefillRow, read_rows};
 use super::tokens::TokensArgument;
 use crate::config::NeuronConfig;
-use crate::convert::{FieldReader, as_int, display};
+use crate::convert::{FieldReader, as_int, display, instance};
 use crate::error::to_py;
 use crate::exclusive::Step;
 use crate::guard::Guarded;
@@ -146,16 +146,22 @@ impl PaddedInputs {
         text_signature = "(config, *, buffers=1, vocab_size=None)"
     )]
     fn new(
-        config: Bound<'_, NeuronConfig>,
+        config: &Bound<'_, PyAny>,
         buffers: Option<&Bound<'_, PyAny>>,
         vocab_size: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
+        let config = instance::<NeuronConfig>("config", config)?;
         let reader = FieldReader::Argument;
         let buffers = buffers.map_or(Ok(1), |value| reader.count("buffers", value, 1..=BUFFERS_MAX.into()))?;
         let vocab_size = vocab_size.map(|value| reader.number("vocab_size", value, 1)).transpose()?;
         let layout = Layout::new(config.get().core(), vocab_size).map_err(|error| to_py(&error))?;
         let buffers = usize::try_from(buffers).expect("at most BUFFERS_MAX");
-        Ok(Self { config: config.unbind(), layout: Arc::new(layout), buffers, memory: Guarded::new(Memory::default()) })
+        Ok(Self {
+            config: config.clone().unbind(),
+            layout: Arc::new(layout),
+            buffers,
+            memory: Guarded::new(Memory::default()),
+        })
     }
 
     /// Fill the arrays of a `BucketScheduler` step, and return them.
@@ -169,11 +175,11 @@ impl PaddedInputs {
     #[pyo3(signature = (step, tokens=None, *, context_bucket=None))]
     fn fill(
         &self,
-        step: &Bound<'_, Step>,
+        step: &Bound<'_, PyAny>,
         tokens: Option<&Bound<'_, PyAny>>,
         context_bucket: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Batch> {
-        let (py, step) = (step.py(), step.get());
+        let (py, step) = (step.py(), instance::<Step>("step", step)?.get());
         let config = &step.scheduler.get().config;
         if !config.is(&self.config) && config.get() != self.config.get() {
             return Err(PyValueError::new_err("step: planned with a different configuration than these inputs"));

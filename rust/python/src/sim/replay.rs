@@ -5,12 +5,13 @@ use std::ops::ControlFlow;
 use neuron_sched_core::sim::{self, Arrival, Options, Progress, Scheduler};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PySet;
+use pyo3::types::{PyList, PySet};
 
 use super::cost::Cost;
 use super::report::ReplayReport;
 use super::request::TraceRequest;
 use crate::config::NeuronConfig;
+use crate::convert::instance;
 use crate::error::to_py;
 use crate::guard::Guarded;
 
@@ -22,7 +23,7 @@ use crate::guard::Guarded;
 #[pyo3(signature = (requests, config, cost, scheduler, record_steps, progress))]
 pub(crate) fn replay(
     py: Python<'_>,
-    requests: Vec<Py<TraceRequest>>,
+    requests: &Bound<'_, PyList>,
     config: &NeuronConfig,
     cost: &Cost,
     scheduler: &str,
@@ -32,6 +33,7 @@ pub(crate) fn replay(
     let Some(scheduler) = Scheduler::from_name(scheduler) else {
         return Err(PyValueError::new_err(format!("scheduler: '{scheduler}': expected 'bucket' or 'mixed'")));
     };
+    let requests = read_requests(requests)?;
     if record_steps {
         check_unique_ids(py, &requests)?;
     }
@@ -58,6 +60,15 @@ pub(crate) fn replay(
         (Ok(None), None) => unreachable!("only an exception stops a replay"),
         (Err(error), None) => Err(to_py(&error)),
     }
+}
+
+/// Read the workload; the text of an error is made for a wrong item only.
+fn read_requests(requests: &Bound<'_, PyList>) -> PyResult<Vec<Py<TraceRequest>>> {
+    let read = |(at, request): (usize, Bound<'_, PyAny>)| match request.cast::<TraceRequest>() {
+        Ok(request) => Ok(request.clone().unbind()),
+        Err(_) => instance(&format!("requests[{at}]"), &request).map(|request| request.clone().unbind()),
+    };
+    requests.iter().enumerate().map(read).collect()
 }
 
 /// Check that ids are unique: recorded steps identify requests by id.
