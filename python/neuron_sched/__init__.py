@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from neuron_sched._native import Buckets, NeuronConfig, __version__, build_info
-from neuron_sched.compiled import CompiledModel, ShapeError
-from neuron_sched.runner import Batch, DecodeRow, PaddedInputs, PrefillRow
+from neuron_sched.runner import Batch, CompiledModel, DecodeRow, PaddedInputs, PrefillRow, ShapeError
 from neuron_sched.scheduler import (
     BucketScheduler,
     Explanation,
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from neuron_sched.vllm.scheduler import NeuronAsyncScheduler as NeuronAsyncScheduler
     from neuron_sched.vllm.scheduler import NeuronScheduler as NeuronScheduler
 
-# Without the vLLM classes: `import *` must work where there is no vLLM.
+# The vLLM classes are left out: `import *` must work without vLLM.
 __all__ = [
     "Batch",
     "BucketScheduler",
@@ -50,7 +49,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """The vLLM classes, loaded when asked for: nothing else here needs vLLM."""
+    """Import a vLLM class on first access: nothing else in the package needs vLLM."""
     if name not in _VLLM_CLASSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

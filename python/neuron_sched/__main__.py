@@ -1,4 +1,4 @@
-"""`python -m neuron_sched` is the command `neuron-sched`."""
+"""The command `neuron-sched`, run as `python -m neuron_sched`."""
 
 from neuron_sched.cli import main
 

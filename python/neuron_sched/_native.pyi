@@ -1,13 +1,13 @@
-"""Native half of `neuron_sched`. Use the names that the package exports."""
+"""Native part of `neuron_sched`. Use the names that the package exports."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Literal, SupportsIndex, TypedDict, final, overload, type_check_only
+from typing import Any, ClassVar, Literal, SupportsIndex, TypedDict, final, overload, type_check_only
 
 import numpy as np
 from numpy.typing import NDArray
 
-from neuron_sched.runner import DecodeRow, Ids, PrefillRow
+from neuron_sched.rows import DecodeRow, Ids, PrefillRow, StepTokens
 
 __version__: str
 
@@ -18,15 +18,15 @@ class BuildInfo(TypedDict):
     target: str
 
 def build_info() -> BuildInfo:
-    """What the extension was built from.
+    """Return what the extension was built from.
 
-    `profile` is `"debug"` or `"release"`, `target` the platform triple, `commit` that of the sources, or
-    None where they were no git checkout.
+    `profile` is `"debug"` or `"release"`, `target` is the platform triple, and `commit` is the git commit of the
+    sources, `None` if they were not a git checkout.
     """
 
 @final
 class Buckets:
-    """An ascending list of compiled sizes, and the smallest one that holds a count.
+    """An ascending list of compiled sizes.
 
     >>> buckets = Buckets([128, 256, 512])
     >>> buckets.fit(129)
@@ -39,10 +39,16 @@ class Buckets:
     """
 
     def __new__(cls, sizes: list[int] | tuple[int, ...]) -> Buckets:
-        """`sizes`: a list or tuple of positive whole numbers, strictly ascending, at least one; else ValueError."""
+        """Check the sizes.
+
+        Raise `ValueError` if `sizes` is not a list or tuple of at least one positive int, or not strictly ascending.
+        """
 
     def fit(self, count: int) -> int:
-        """The smallest size that holds `count`; 0 for 0; ValueError when negative or above the last size."""
+        """Return the smallest size of at least `count`, or 0 for 0.
+
+        Raise `ValueError` if `count` is negative or exceeds the last size.
+        """
 
     @property
     def sizes(self) -> list[int]:
@@ -54,11 +60,47 @@ class Buckets:
     def __hash__(self) -> int: ...
 
 @final
-class NeuronConfig:
-    """Configuration of `BucketScheduler`: checked when made, every default filled in, immutable, hashable.
+class ConfigField:
+    """The description of one field of `NeuronConfig`."""
 
-    Required are `max_num_seqs`, `max_num_batched_tokens`, `max_model_len`, `block_size` and `num_blocks`. None stands
-    for the default. One ValueError lists all faults, a line each, with the field, its value and what is expected.
+    @property
+    def name(self) -> str:
+        """Name of the field in every interface."""
+
+    @property
+    def kind(self) -> Literal["count", "sizes", "choice", "flag", "costs"]:
+        """Kind of its values: `"count"`, `"sizes"`, `"choice"`, `"flag"` or `"costs"`."""
+
+    @property
+    def minimum(self) -> int | None:
+        """Smallest value of a count; `None` for other kinds."""
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Names that a choice takes, the default first; empty for other kinds."""
+
+    @property
+    def required(self) -> bool:
+        """Whether the field must be given."""
+
+    @property
+    def default(self) -> str | None:
+        """Default as text; `None` for a required field."""
+
+    @property
+    def meaning(self) -> str:
+        """Meaning of the field, in one sentence."""
+
+    @property
+    def vllm_flag(self) -> str | None:
+        """vLLM flag that sets the field; `None` if `additional_config["neuron_config"]` does."""
+
+@final
+class NeuronConfig:
+    """Checked, immutable configuration of `BucketScheduler`.
+
+    `None` selects the default of a field. One `ValueError` lists all faults, one per line, each with the field, its
+    value and the expectation.
 
     >>> config = NeuronConfig(
     ...     max_num_seqs=6, max_num_batched_tokens=2048, max_model_len=1000, block_size=32, num_blocks=256
@@ -68,6 +110,9 @@ class NeuronConfig:
     >>> config.num_seqs_buckets
     [1, 2, 4, 6]
     """
+
+    FIELDS: ClassVar[tuple[ConfigField, ...]]
+    """Descriptions of all fields, in the order of `as_dict`."""
 
     def __new__(
         cls,
@@ -95,99 +140,101 @@ class NeuronConfig:
     ) -> NeuronConfig: ...
     @property
     def max_num_seqs(self) -> int:
-        """Most requests that hold a slot at once."""
+        """Maximum number of requests that run at once; each holds one batch slot."""
 
     @property
     def max_num_batched_tokens(self) -> int:
-        """Most tokens of one step; at least `max_num_seqs`."""
+        """Maximum number of tokens in one step; at least `max_num_seqs`."""
 
     @property
     def max_model_len(self) -> int:
-        """Longest sequence in tokens, prompt and outputs together."""
+        """Maximum length of a sequence in tokens, prompt and outputs together."""
 
     @property
     def block_size(self) -> int:
-        """Tokens of one KV block."""
+        """Number of tokens in one KV block."""
 
     @property
     def num_blocks(self) -> int:
-        """Usable KV blocks. Their ids are 1 to `num_blocks`; block 0 is never given out."""
+        """Number of usable KV blocks; their ids are 1 to `num_blocks`, and block 0 is never allocated."""
 
     @property
     def num_batched_tokens_buckets(self) -> list[int]:
         """Compiled prefill sizes in tokens, ascending; the last is `min(max_num_batched_tokens, max_model_len)`.
 
-        Default: doubling from 128 while below the last, then the last.
+        A prefill step is padded to the smallest bucket that holds its tokens.
         """
 
     @property
     def num_seqs_buckets(self) -> list[int]:
-        """Compiled decode batch sizes, ascending, up to `max_num_seqs`. Default: doubling from 1."""
+        """Compiled decode batch sizes in rows, ascending; the last is `max_num_seqs`.
+
+        A decode step is padded to the smallest bucket that holds its rows.
+        """
 
     @property
     def decode_context_length_buckets(self) -> list[int]:
-        """Compiled decode context lengths in tokens, completed with `max_model_len`. Default: that alone.
+        """Compiled decode context lengths in tokens, ascending; `max_model_len` is added if it is not the last.
 
-        Checked and kept; no decision depends on them yet.
+        `PaddedInputs` selects the context bucket of a decode step. No scheduling decision depends on it.
         """
 
     @property
     def kv_segment_size_buckets(self) -> list[int] | None:
-        """Segment sizes of segmented prefill; where given alone, the token buckets are this list."""
+        """Segment sizes of a device that prefills in segments; given alone, they are also the token buckets."""
 
     @property
     def max_prefills_per_batch(self) -> int:
-        """Most prompts that start in one step. Default: 1."""
+        """Maximum number of prompts that start in one prefill step."""
 
     @property
     def kv_admission(self) -> Literal["reserve", "max_model_len"]:
-        """How the KV cache is promised, so that nobody is ever evicted.
+        """KV blocks that a request reserves: its own worst case, or those of a sequence of `max_model_len` tokens.
 
-        `"reserve"` (default): each request reserves its own worst case; `"max_model_len"`: each counts as a sequence
-        of the longest length.
+        A request is admitted only if its reservation fits, so that no running request is ever preempted.
         """
 
     @property
     def max_consecutive_prefill_steps(self) -> int | None:
-        """Most prefill steps in a row while a decode is ready. Default None: prefill first, without bound."""
+        """Maximum number of prefill steps in a row while a request could decode."""
 
     @property
     def min_decode_steps(self) -> int:
-        """Decode steps owed once `max_consecutive_prefill_steps` is hit. Default: 1."""
+        """Number of decode steps that follow once `max_consecutive_prefill_steps` is reached."""
 
     @property
     def chunking(self) -> Literal["fixed", "bucket"]:
-        """How a long prompt is cut.
-
-        `"fixed"` (default): as much as a step takes; `"bucket"`: where ending on a bucket edge is cheaper.
-        """
+        """How a long prompt is cut: as much as a step takes, or where ending on a bucket edge is cheaper."""
 
     @property
     def prefill_cost(self) -> dict[int, float] | None:
-        """For chunking `"bucket"`: cost of a prefill of each padded size, any unit. Default: the size + 256."""
+        """Cost of a prefill step by padded tokens, in any unit, for chunking `"bucket"`."""
 
     @property
     def long_prefill_token_threshold(self) -> int:
-        """Most prompt tokens of a step while other requests are there; 0 (default) is off."""
+        """Maximum number of prompt tokens in a step while other requests run or wait; 0 is no limit."""
 
     @property
     def prefix_caching(self) -> bool:
-        """Whether full KV blocks are shared by content. Default: False."""
+        """Whether requests share full KV blocks of equal content."""
 
     @property
     def policy(self) -> Literal["fcfs", "priority"]:
-        """Order of the queue: first come first served (default), or the lower priority number first."""
+        """Order of the waiting queue: first come first served, or the lower priority number first."""
 
     @property
     def lookahead(self) -> int:
-        """Tokens beyond the next one for which KV slots are kept (speculative decoding). Default: 0."""
+        """Number of tokens beyond the next one that have KV slots, for speculative decoding."""
 
     @property
     def dcp(self) -> int:
-        """Decode context parallel size; above 1, only token buckets divisible by dcp * block_size stay. Default: 1."""
+        """Decode context parallel size; above 1, token buckets must be divisible by `dcp * block_size`."""
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields by name, defaults filled in: `NeuronConfig(**config.as_dict()) == config`."""
+        """Return all fields by name, with defaults filled in.
+
+        `NeuronConfig(**config.as_dict())` equals `config`.
+        """
 
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
     def __eq__(self, other: object, /) -> bool: ...
@@ -196,13 +243,14 @@ class NeuronConfig:
 
 @final
 class Req:
-    """A request of the token-budget `Scheduler`. All counts are tokens.
+    """A request for the token-budget `Scheduler`. All counts are in tokens.
 
-    `rid` names it and may be anything hashable; no two requests of one name are live in a scheduler together.
-    It ends with its `max_new`-th output. With `prefilled` or `generated` above 0 it goes on from there.
+    `rid` is any hashable value, unique among the live requests of a scheduler. The request finishes after `max_new`
+    output tokens. With `prefilled` or `generated` above 0 it resumes from these counters.
 
-    Whole numbers are ints (or what Python takes for one, as `numpy.int64`) from 1 to 2**53; `prefilled` goes from 0
-    to `prompt_len` and `generated` from 0 to `max_new - 1`. Other numbers are a ValueError, other types a TypeError.
+    Counts are ints, or objects with `__index__` such as `numpy.int64`: `prompt_len` and `max_new` from 1 to 2**53,
+    `prefilled` from 0 to `prompt_len`, `generated` from 0 to `max_new - 1`. Raise `ValueError` for a count out of
+    range, and `TypeError` for a value of another type.
 
     >>> Req("a", 6, 4)
     Req('a', 6, 4, prefilled=0, generated=0)
@@ -218,31 +266,30 @@ class Req:
     ) -> Req: ...
     @property
     def rid(self) -> Any:
-        """The name, the very object that was given."""
+        """Id of the request: the object passed to the constructor."""
 
     @property
     def prompt_len(self) -> int:
-        """Length of the prompt."""
+        """Number of prompt tokens."""
 
     @property
     def max_new(self) -> int:
-        """Number of outputs after which the request ends."""
+        """Number of output tokens after which the request finishes."""
 
     @property
     def prefilled(self) -> int:
-        """Tokens of the prompt that are computed; moves when a step is completed."""
+        """Number of computed prompt tokens, as of the last completed step."""
 
     @property
     def generated(self) -> int:
-        """Outputs generated; moves when a step is completed."""
+        """Number of generated output tokens, as of the last completed step."""
 
 @final
 class Requests(Sequence[Req]):
-    """The waiting or the running requests of a `Scheduler`, oldest first: a read-only sequence.
+    """A read-only sequence of the waiting or running requests of a `Scheduler`, oldest first.
 
-    It always shows the present state, also when it was obtained earlier. Iterating goes over those that are there
-    when it begins, so the scheduler may be changed meanwhile. Equal to a list of the same requests; a slice is a
-    list.
+    It always shows the current state of the scheduler. An iterator covers the requests present when it was created, so
+    the scheduler may change during the iteration. The sequence equals a list of the same requests; a slice is a list.
     """
 
     def __len__(self) -> int: ...
@@ -254,10 +301,13 @@ class Requests(Sequence[Req]):
     def __reversed__(self) -> Iterator[Req]: ...
     def __contains__(self, value: object, /) -> bool: ...
     def index(self, value: object, /, *bounds: int) -> int:
-        """Position of the first that equals `value`; `bounds` as in `list.index`. ValueError when it is not there."""
+        """Return the position of the first request that equals `value`. Raise `ValueError` if there is none.
+
+        `bounds` are the start and stop of `list.index`.
+        """
 
     def count(self, value: object, /) -> int:
-        """How many equal `value`."""
+        """Return the number of requests that equal `value`."""
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
@@ -265,14 +315,15 @@ class Requests(Sequence[Req]):
 
 @final
 class Scheduler:
-    """Continuous batching under a token budget, for hardware that may mix prefill and decode in one batch.
+    """Continuous-batching scheduler with a token budget, for hardware that can mix prefill and decode in one step.
 
-    A step spends at most `token_budget` tokens, in this order, each oldest first:
+    A step has at most `token_budget` tokens. They are assigned in this order, oldest request first:
 
-    1. one token for every running request whose prompt is computed (a decode);
-    2. the rest of any running request's prompt, as much as the budget leaves (a chunk);
-    3. waiting requests in order, while budget is left, fewer than `max_seqs` run, and the KV cache has room for
-       `prompt_len + max_new` tokens besides what is reserved. The head of the queue is never passed over.
+    1. one token to every running request with a computed prompt (a decode);
+    2. the remaining prompt tokens of running requests, as far as the budget allows (a chunk);
+    3. prompt tokens of waiting requests, in queue order. A request is admitted if budget is left, fewer than `max_seqs`
+       requests run, and `prompt_len + max_new` tokens fit the unreserved part of `kv_tokens`. If the head of the queue
+       does not fit, no later request is admitted.
 
     Ranges and errors of the arguments are those of `Req`. Methods may be called from several threads.
 
@@ -290,63 +341,61 @@ class Scheduler:
 
     def __new__(cls, token_budget: SupportsIndex, max_seqs: SupportsIndex, kv_tokens: SupportsIndex) -> Scheduler: ...
     def add(self, req: Req) -> None:
-        """Queues a request.
+        """Queue a request.
 
-        ValueError, and nothing is changed, if it could never fit (`prompt_len + max_new > kv_tokens`), if it is live
-        in this or another scheduler, if its rid is live in this one, or if it has generated all its outputs.
-        A cancelled request may be added again; it goes on from its counters.
+        A cancelled request may be added again; it resumes from its counters. Raise `ValueError` and change nothing if
+        the request can never fit (`prompt_len + max_new > kv_tokens`), if it is live in this or another scheduler, if a
+        live request of this scheduler has the same rid, or if it has generated all its outputs.
         """
 
     def schedule(self) -> list[tuple[Req, int]]:
-        """Plans the next step: who runs, and how many tokens of each.
+        """Plan the next step: return the scheduled requests with their token counts.
 
-        Admits at once; counters move in `complete`. A plan that was not completed is void once another one is made;
-        whom it admitted stays admitted. The list is the caller's own.
+        Requests are admitted here; counters change in `complete`. The next call voids a plan that is not completed; the
+        requests that it admitted stay admitted. The list is a new one.
         """
 
     def complete(self, plan: list[tuple[Req, int]]) -> list[Any]:
-        """Applies the plan of the last `schedule` once it has run; returns the rids that emitted a token, in its order.
+        """Complete the plan of the last `schedule`, and return the rids that emitted a token, in order of the plan.
 
-        A decode emits a token, and so does the chunk that ends a prompt; an earlier chunk does not. A request that
-        has generated `max_new` tokens leaves `running` and frees its reservation. Entries whose request was
-        cancelled meanwhile are passed over.
+        A decode emits a token, and so does the chunk that ends a prompt; an earlier chunk does not. A request that has
+        generated `max_new` tokens leaves `running` and releases its reservation. Items of requests that were cancelled
+        since `schedule` are skipped.
 
-        The plan is the list of the last `schedule` or one equal to it, and is taken once. Any other list is a
-        ValueError that changes nothing; what is no list, a TypeError.
+        `plan` is the list of the last `schedule` or an equal one, and can be completed once. Raise `ValueError` and
+        change nothing for any other list, and `TypeError` for a value that is not a list.
         """
 
     def cancel(self, rid: Hashable) -> bool:
-        """Ends the live request of that rid, waiting or running, and frees its reservation at once.
-
-        False when no live request bears it.
-        """
+        """Cancel a live request and release its reservation. Return `False` if no live request has the rid."""
 
     @property
     def waiting(self) -> Requests:
-        """The requests not admitted yet, first come first served."""
+        """Waiting requests, first come first served."""
 
     @property
     def running(self) -> Requests:
-        """The admitted requests, oldest first."""
+        """Running requests, oldest first."""
 
     @property
     def reserved(self) -> int:
-        """KV tokens reserved now: the sum of `prompt_len + max_new` over `running`."""
+        """Number of reserved KV tokens: the sum of `prompt_len + max_new` over `running`."""
 
     def check(self) -> None:
-        """Verifies the conservation laws; RuntimeError on a fault of the scheduler itself.
+        """Check the invariants of the scheduler. Raise `RuntimeError` if one is violated, which is always a bug.
 
-        Costs time in proportion to the number of live requests.
+        Takes time proportional to the number of live requests.
         """
 
 @final
 class Request:
-    """A request for `BucketScheduler`; an immutable value.
+    """An immutable request for `BucketScheduler`.
 
-    `prompt` is a length in tokens, or the token ids themselves: those are needed to share KV blocks by content. At
-    most `max_tokens` tokens are emitted, capped at max(1, max_model_len - prompt); an id of `stop_token_ids` ends the
-    request earlier. `top_k`, `top_p` and `temperature` are carried for the engine, the scheduler ignores them.
-    TypeError or ValueError name the field.
+    `prompt` is a number of tokens, or the token ids; prefix caching needs the ids. The request finishes after
+    `max_tokens` output tokens, capped at `max(1, max_model_len - prompt)`, or with an output token of `stop_token_ids`.
+    The scheduler ignores `top_k`, `top_p` and `temperature`; they are copied to `Batch.sampling_params`.
+
+    Raise `TypeError` or `ValueError` with the name of the field for a bad value.
     """
 
     def __new__(
@@ -363,43 +412,43 @@ class Request:
     ) -> Request: ...
     @property
     def id(self) -> str:
-        """The name; no two live requests of a scheduler have the same."""
+        """Id of the request, unique among the live requests of a scheduler."""
 
     @property
     def prompt(self) -> int | list[int]:
-        """The length in tokens, or a new list of the token ids."""
+        """Number of prompt tokens, or a new list of the prompt's token ids."""
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens that it may emit, as given."""
+        """Maximum number of output tokens, as given."""
 
     @property
     def priority(self) -> int:
-        """Lower numbers first, under policy `"priority"`."""
+        """Priority under policy `"priority"`; the lowest number is admitted first."""
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Token ids that end the request when it emits one."""
+        """Token ids that finish the request when one is emitted."""
 
     @property
     def top_k(self) -> int:
-        """For sampling in the engine; -1, the default, and 0 are off."""
+        """Sampling parameter `top_k`; -1 (default) and 0 are off."""
 
     @property
     def top_p(self) -> float:
-        """For sampling in the engine, above 0 and at most 1, the default."""
+        """Sampling parameter `top_p`, above 0 and at most 1; 1 (default) is off."""
 
     @property
     def temperature(self) -> float:
-        """For sampling in the engine; 0, the default, is greedy."""
+        """Sampling temperature; 0 (default) is greedy."""
 
 @final
 class RequestState:
-    """How a request stood when `BucketScheduler.request` was called: counts are those of the last completed step."""
+    """A snapshot of a request, as of the last completed step."""
 
     @property
     def id(self) -> str:
-        """The name of the request."""
+        """Id of the request."""
 
     @property
     def status(self) -> Literal["waiting", "prefill", "decode", "finished", "cancelled"]:
@@ -407,88 +456,98 @@ class RequestState:
 
     @property
     def finish_reason(self) -> Literal["length", "stop"] | None:
-        """Why it finished; None while it lives, and when it was cancelled."""
+        """`"length"` or `"stop"` for a finished request, else `None`."""
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Length of the prompt."""
+        """Number of prompt tokens."""
 
     @property
     def num_computed_tokens(self) -> int:
-        """Tokens whose KV entries are computed."""
+        """Number of tokens with computed KV entries."""
 
     @property
     def output_token_ids(self) -> list[int | None]:
-        """What it emitted; None for a token that `complete` was not told."""
+        """Output token ids; `None` for a token that was not passed to `complete`."""
 
     @property
     def block_ids(self) -> list[int]:
-        """The KV blocks that it holds, in order of position."""
+        """Allocated KV blocks, in order of position."""
 
 @final
 class Step:
-    """One planned step: who runs, how many tokens, padded to what. All values are those of its planning.
+    """A planned step: the scheduled requests, their token counts and the padded size.
 
-    Readable until it was completed and another `schedule()` was called; a later look is a ValueError, or gives the
-    same values.
+    All values are as of the planning. They can be read until the step is completed and `schedule()` is called again.
+    Reading a value later returns the same value or raises `ValueError`.
     """
 
     @property
     def kind(self) -> Literal["prefill", "decode", "idle"]:
-        """`"prefill"`, `"decode"`, or `"idle"` when nobody runs."""
+        """`"prefill"`, `"decode"`, or `"idle"` if no request is scheduled."""
 
     @property
     def num_scheduled_tokens(self) -> dict[str, int]:
-        """Real tokens by request id, in batch order; a new dict each time."""
+        """Unpadded number of tokens by request id, in batch order, as a new dict."""
 
     @property
     def num_scheduled_tokens_padded(self) -> dict[str, int]:
-        """Padded tokens by request id, in batch order; a new dict each time.
+        """Padded number of tokens by request id, in batch order, as a new dict.
 
-        In a prefill of several prompts the last one carries the padding, so that the values add up to the bucket.
+        In a prefill step of several prompts the last prompt carries the padding, so that the values add up to the token
+        bucket.
         """
 
     @property
     def num_computed_tokens(self) -> dict[str, int]:
-        """Tokens computed before this step by request id, in batch order, prefix hits included."""
+        """Number of tokens computed before the step by request id, in batch order, as a new dict.
+
+        Cached tokens of a prefix-cache hit are included.
+        """
 
     @property
     def num_seqs_padded(self) -> int:
-        """Rows that the batch of a decode step is padded to; 0 for another step."""
+        """Batch bucket of a decode step in rows; 0 for other steps."""
 
     @property
     def padded_tokens(self) -> int:
-        """The compiled size that runs: the token bucket of a prefill, the batch bucket of a decode step."""
+        """Compiled size of the step: the token bucket of a prefill step, the batch bucket of a decode step."""
 
     @property
     def finished_ids(self) -> list[str]:
-        """Requests that ended since the last completed step, cancelled ones too.
+        """Ids of the requests that finished or were cancelled since the last completed step.
 
-        Repeated until a step that carries them is completed, so that a worker never misses one. A worker handles the
-        ended ids of a step before its new requests, since an id may be used again once its request ended.
+        An id is repeated in every step until a step that lists it is completed, so that a worker never misses it. A
+        worker removes these requests before it adds the new ones of the step, because a new request may reuse an id.
         """
 
     def block_ids(self, id: str) -> list[int]:
-        """KV blocks of a scheduled request, enough for the step's tokens; KeyError for any other id."""
+        """Return the KV blocks of a scheduled request, in order of position; they hold the tokens of the step.
+
+        Raise `KeyError` for any other id, and `ValueError` if the step is too old.
+        """
 
     def __len__(self) -> int:
-        """Number of scheduled requests."""
+        """Return the number of scheduled requests."""
 
 @final
 class Outcome:
-    """One token that a step emitted."""
+    """A token emitted by a step."""
 
     @property
     def id(self) -> str:
-        """The request that emitted it."""
+        """Id of the request."""
 
     @property
     def token(self) -> int | None:
-        """The token id; None where `complete` was not told."""
+        """Token id; `None` if it was not passed to `complete`."""
 
     @property
     def finish_reason(self) -> Literal["length", "stop"] | None:
-        """Set on the last token of a request; a stop token wins over the length."""
+        """`"stop"` or `"length"` for the last token of a request, else `None`.
+
+        A stop token takes precedence over the length.
+        """
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
@@ -496,7 +555,10 @@ class Outcome:
 
 @final
 class Outcomes:
-    """The emitted tokens of a step in batch order: as a list, but its items are made when they are read."""
+    """A read-only sequence of the tokens emitted by a step, in batch order.
+
+    Items are created when they are read. The sequence equals a list of the same outcomes; a slice is a list.
+    """
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Outcome]: ...
@@ -510,37 +572,38 @@ class Outcomes:
 
 @final
 class Explanation:
-    """Why the head of the queue waits, and the numbers behind it in KV blocks."""
+    """Why the head of the queue waits, with the KV blocks that admission compares."""
 
     @property
     def id(self) -> str:
-        """The request at the head."""
+        """Id of the request at the head of the queue."""
 
     @property
     def reason(self) -> str:
-        """Stable name of what it waits for; `"ready"`: nothing, the next `schedule()` takes it.
+        """Stable name of the reason; `"ready"` if the next `schedule()` admits the request.
 
-        `"slots"`, `"prefill_in_progress"`, `"prefill_batch_full"`, `"kv"`, `"interleave"`, `"throttled"`,
-        `"step_running"`; of the vLLM classes `"paused"` and `"blocked"` too, and the names of an override.
+        Reasons: `"slots"`, `"prefill_in_progress"`, `"prefill_batch_full"`, `"kv"`, `"interleave"`, `"throttled"`,
+        `"step_running"` and `"ready"`; for the vLLM classes also `"paused"`, `"blocked"`, and the reasons of an
+        override.
         """
 
     @property
     def needed(self) -> int:
-        """What it needs at worst."""
+        """Worst case of the request, in KV blocks."""
 
     @property
     def reserved(self) -> int:
-        """What the running requests have reserved."""
+        """Reservations of the running requests, in KV blocks."""
 
     @property
     def usable(self) -> int:
-        """The whole cache."""
+        """Capacity of the whole KV cache, in KV blocks."""
 
 @final
 class BucketScheduler:
-    """Continuous batching where a step is all prefill or all decode, padded to a compiled size.
+    """Continuous-batching scheduler for steps that are all prefill or all decode, padded to a compiled size.
 
-    May be used from several threads.
+    Methods may be called from several threads.
 
     >>> config = NeuronConfig(
     ...     max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=4096, block_size=32, num_blocks=1024
@@ -558,153 +621,190 @@ class BucketScheduler:
 
     def __new__(cls, config: NeuronConfig) -> BucketScheduler: ...
     def add(self, request: Request) -> None:
-        """Queues a request.
+        """Queue a request.
 
-        ValueError, and nothing is changed, when its id is live, its prompt is longer than `max_model_len`, or its
-        worst case is larger than the whole KV cache.
+        Raise `ValueError` and change nothing if a live request has the same id, if the prompt is longer than
+        `max_model_len`, or if the worst case of the request is larger than the whole KV cache.
         """
 
     def schedule(self, throttle_prefills: bool = False, *, ahead: bool = False) -> Step:
-        """Plans the next step: admits and allocates at once, changes nothing else.
+        """Plan the next step: admit requests and allocate KV blocks.
 
-        A step that was not completed may be planned again; the older one is then void. `throttle_prefills` holds
-        prefills back while something decodes. `ahead` plans one step beyond the pending one, assuming that each of
-        its emitting rows emits; ValueError when one is planned ahead already.
+        A step that is not completed may be planned again, which voids the earlier plan. `throttle_prefills` plans no
+        prefill while a request decodes. `ahead` plans one step beyond the step in flight, assuming that each of its
+        emitting rows emits a token. Raise `ValueError` if a step is planned ahead already.
         """
 
     def complete(self, step: Step, tokens: Sequence[int | None] | None = None) -> Outcomes:
-        """Takes the result of the step that is due, and moves all counts on.
+        """Complete the step that is due: append its tokens, and finish requests.
 
-        `tokens` has one entry a scheduled request: the token id, or None for a row that emits nothing. It may be left
-        out for prompts given as lengths. ValueError, and nothing is changed, for a step that is not due or tokens
-        that do not match it.
+        `tokens` has one entry per scheduled request: the token id, or `None` for a row that emits nothing. It may be
+        omitted if every prompt was given as a length. Raise `ValueError` and change nothing for a step that is not due,
+        or for tokens that do not match its rows.
         """
 
     def cancel(self, id: str) -> bool:
-        """Ends a request at once and frees its KV blocks; False when no live request has the id."""
+        """Cancel a live request and free its KV blocks. Return `False` if no live request has the id."""
 
     def request(self, id: str) -> RequestState:
-        """A snapshot of a request; KeyError once its end was delivered by a completed step."""
+        """Return a snapshot of a request.
+
+        Raise `KeyError` for an unknown id. The id of a finished or cancelled request is unknown once a completed step
+        has listed it in `Step.finished_ids`.
+        """
 
     def explain(self) -> Explanation | None:
-        """Why the head of the queue waits, before the next `schedule()`; None when nothing waits."""
+        """Return why the head of the queue waits. `None` if the queue is empty."""
 
     def check(self) -> None:
-        """Verifies the conservation laws; RuntimeError tells of a fault of the scheduler itself."""
+        """Check the invariants of the scheduler. Raise `RuntimeError` if one is violated, which is always a bug."""
 
     @property
     def config(self) -> NeuronConfig:
-        """The configuration that it was made with."""
+        """The configuration of the scheduler."""
 
     @property
     def state(self) -> Literal["idle", "prefill", "decode"]:
-        """Idle when nothing waits and nothing runs, else what the last completed step did."""
+        """`"idle"` if no request waits or runs, else the kind of the last completed step."""
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue."""
+        """Number of waiting requests."""
 
     @property
     def num_running(self) -> int:
-        """Requests that hold a slot."""
+        """Number of running requests; each holds one batch slot."""
 
     @property
     def free_blocks(self) -> int:
-        """KV blocks that are free, or cached but used by nobody."""
+        """Number of KV blocks that can be allocated: free ones, and cached ones that no request uses."""
 
     @property
     def reserved_blocks(self) -> int:
-        """KV blocks that running requests may need at worst."""
+        """Number of KV blocks reserved for running requests: the sum of their worst cases."""
 
 @final
 class Batch:
-    """The arrays of one step, in a compiled shape.
+    """The arrays of one step, padded to a compiled shape.
 
-    `T` is the token bucket, `P` `max_prefills_per_batch`, `B` the batch bucket, `W` the blocks of the longest sequence,
-    `Wc` those of the context bucket. The arrays belong to the `PaddedInputs` that filled them: a later fill of the same
-    shape (with `buffers=n`, the n-th later one) writes into the same memory, and this batch then shows that step.
-    Whoever keeps one longer takes a `copy()`.
+    Sizes in the shapes below: `T` is the token bucket, `P` is `max_prefills_per_batch`, `B` is the batch bucket, `W` is
+    the number of KV blocks of a sequence of `max_model_len` tokens, and `Wc` that of the context bucket.
+
+    The arrays belong to the `PaddedInputs` that filled them. A later fill of the same shape overwrites them; with
+    `buffers=n`, the `n`-th later fill does. Use `copy()` to keep a batch longer.
     """
 
     @property
     def kind(self) -> Literal["prefill", "decode"]:
-        """`"prefill"` or `"decode"`."""
+        """Kind of the step, `"prefill"` or `"decode"`."""
 
     @property
     def shape(self) -> tuple[str, int] | tuple[str, int, int]:
-        """The key of the compiled graph: `("prefill", tokens)` or `("decode", rows, context)`."""
+        """Key of the compiled graph: `("prefill", tokens)` or `("decode", rows, context)`."""
 
     @property
     def request_ids(self) -> tuple[str | None, ...]:
-        """The requests of the real rows, in batch order."""
+        """Request ids of the unpadded rows, in batch order."""
 
     @property
     def num_real_tokens(self) -> int:
-        """Real tokens of a prefill, real rows of a decode step."""
+        """Unpadded size: number of tokens of a prefill step, number of rows of a decode step."""
 
     @property
     def emits(self) -> list[bool]:
-        """Whether each real row emits a token: all do but chunks in the middle of a prompt; a new list."""
+        """Whether each unpadded row emits a token, as a new list.
+
+        A chunk that does not end its prompt emits none.
+        """
 
     @property
     def num_padded_tokens(self) -> int:
-        """The compiled size: tokens of a prefill, rows of a decode step, padding included."""
+        """Padded size: the token bucket of a prefill step, the batch bucket of a decode step."""
 
     @property
     def input_ids(self) -> NDArray[np.int32]:
-        """Token ids, int32 [T] or [B]; padding 0."""
+        """Token ids.
+
+        Shape `[T]` or `[B]`, int32; padding is 0.
+        """
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """Positions in the sequence, int64, as `input_ids`; padding of a prefill repeats the last, of a decode is 0."""
+        """Position of each token in its sequence.
+
+        Shape `[T]` or `[B]`, int64; padding repeats the last position in a prefill step, and is 0 in a decode step.
+        """
 
     @property
     def slot_mapping(self) -> NDArray[np.int64]:
-        """KV slots to write, int64, as `input_ids`: block id * block size + offset; padding -1, which is no index.
+        """KV slot of each token: block id * block size + offset.
 
-        numpy and torch would take -1 for the last slot: whatever writes must leave those tokens out.
+        Shape `[T]` or `[B]`, int64; padding is -1. A kernel that writes the KV cache must skip the padding: as an
+        index, numpy and torch take -1 for the last slot.
         """
 
     @property
     def block_table(self) -> NDArray[np.int32]:
-        """KV blocks of each row in order of position, int32 [P, W] or [B, Wc]; padding -1."""
+        """KV blocks of each row, in order of position.
+
+        Shape `[P, W]` or `[B, Wc]`, int32; padding is -1.
+        """
 
     @property
     def cached_seq_len(self) -> NDArray[np.int32] | None:
-        """Tokens of each prompt that were computed before, int32 [P, 1]; padding 0. None for a decode step."""
+        """Number of tokens of each prompt computed before the step.
+
+        Shape `[P, 1]`, int32; padding rows are 0. `None` for decode steps.
+        """
 
     @property
     def cu_seqlens(self) -> NDArray[np.int32] | None:
-        """Where each prompt starts, and the end, int32 [P + 1]; padding repeats the end. None for a decode step."""
+        """Start of each prompt in `input_ids`, followed by the end of the last prompt.
+
+        Shape `[P + 1]`, int32; padding repeats the end. `None` for decode steps.
+        """
 
     @property
     def context_lens(self) -> NDArray[np.int32] | None:
-        """Tokens that each row looks back on, its own included, int32 [B]; padding 0. None for a prefill."""
+        """Context length of each row, including the token being computed.
+
+        Shape `[B]`, int32; padding rows are 0. `None` for prefill steps.
+        """
 
     @property
     def logits_index(self) -> NDArray[np.int64]:
-        """Where the last token of each row is in `input_ids`, int64 [P] or [B]; padding repeats the last."""
+        """Index of the last token of each row in `input_ids`.
+
+        Shape `[P]` or `[B]`, int64; padding repeats the last index.
+        """
 
     @property
     def sampling_params(self) -> NDArray[np.float32]:
-        """`top_k`, `top_p`, `temperature` of each row, float32 [P, 3] or [B, 3]; padding -1, 1, 0."""
+        """`top_k`, `top_p` and `temperature` of each row.
+
+        Shape `[P, 3]` or `[B, 3]`, float32; padding rows are -1, 1, 0.
+        """
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays that are there, by name, in the order in which a graph takes them; a new dict."""
+        """Return the arrays by name, in the order of the graph's arguments, as a new dict."""
 
     def torch(self) -> dict[str, Any]:
-        """As `arrays()`, but torch tensors, which share the memory; ImportError without torch."""
+        """Return the arrays as torch tensors that share their memory, as a new dict.
+
+        Raise `ImportError` if torch is not installed.
+        """
 
     def copy(self) -> Batch:
-        """The same in memory of its own, which no fill writes to."""
+        """Return a copy with arrays that no later fill overwrites."""
 
 @final
 class PaddedInputs:
-    """Turns steps into arrays of compiled shapes, in memory that it uses again.
+    """Fills the arrays of compiled shapes with the rows of a step, in memory that is reused.
 
-    The shapes are those of the configuration's buckets and no others. `buffers` is how many steps of a shape may be in
-    flight at once. With `vocab_size`, token ids from there on are refused. Whatever is refused writes nothing; it is a
-    ValueError, or a TypeError for a value of a wrong type, and names the row or the request. For one thread at a time.
+    The shapes are those of the configuration's buckets. `buffers` is the number of steps of one shape that may be in
+    flight. With `vocab_size`, token ids of at least `vocab_size` are refused. A refused call writes nothing: it raises
+    `ValueError`, or `TypeError` for a value of a wrong type, with the row or the request in the message. Only one
+    thread at a time may use an object.
 
     >>> config = NeuronConfig(
     ...     max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=4096, block_size=64, num_blocks=64
@@ -721,55 +821,55 @@ class PaddedInputs:
     def fill(
         self,
         step: Step,
-        tokens: Sequence[int | None] | Ids | Callable[[list[str]], Sequence[int | None] | Ids] | None = None,
+        tokens: StepTokens | None = None,
         *,
         context_bucket: int | None = None,
     ) -> Batch:
-        """The arrays of a `BucketScheduler` step, while it is readable.
+        """Fill the arrays of a `BucketScheduler` step, and return them.
 
-        `tokens` are for decode rows whose token the scheduler does not know, as of a step planned ahead: one entry a
-        row, a token id or None; or a callable that is given the ids of those requests and returns their token ids.
-        `context_bucket` asks for a larger context bucket than the rows need.
+        `tokens` are needed for decode rows with a token that the scheduler does not know, as in a step planned ahead: a
+        sequence with one entry per row, a token id or `None`; or a callable that takes the ids of these requests and
+        returns their token ids. `context_bucket` selects a larger context bucket than the rows need.
 
-        ValueError for an idle step, a step of another configuration or one that is too old, and for a request whose
-        token ids are not known.
+        Raise `ValueError` for an idle step, a step of another configuration, a step that is too old, and a request with
+        unknown token ids.
         """
 
     def prefill(self, rows: Sequence[PrefillRow]) -> Batch:
-        """The arrays of a prefill of these rows, for callers with a scheduler of their own.
+        """Fill the arrays of a prefill step with a caller's rows, and return them.
 
-        ValueError, naming row and value, for a position of `max_model_len` or more, blocks that do not hold the row's
-        positions or are more than the longest sequence takes, a block id outside 1 to `num_blocks` or twice in a row,
-        more rows than `max_prefills_per_batch`, and more tokens than the last bucket.
+        Raise `ValueError` for a position of at least `max_model_len`, KV blocks that do not hold the row's positions or
+        exceed those of the longest sequence, a block id outside 1 to `num_blocks` or twice in a row, more rows than
+        `max_prefills_per_batch`, and more tokens than the last token bucket.
         """
 
     def decode(self, rows: Sequence[DecodeRow], context_bucket: int | None = None) -> Batch:
-        """The arrays of a decode step of these rows, for callers with a scheduler of their own.
+        """Fill the arrays of a decode step with a caller's rows, and return them.
 
-        ValueError as in `prefill`, and for more rows than the last batch bucket. `context_bucket` as in `fill`.
+        `context_bucket` selects a larger context bucket than the rows need. Raise `ValueError` as `prefill` does, and
+        for more rows than the last batch bucket.
         """
 
     def dummy(self, shape: tuple[str, int] | tuple[str, int, int]) -> Batch:
-        """The arrays of a step without any request: nothing but padding, which writes nothing to the KV cache.
+        """Fill the arrays of a shape with padding only, and return them.
 
-        For warm-up, and for a rank that has nothing to do while others run a step. ValueError for a shape that is not
-        among `shapes`.
+        A step of padding writes nothing to the KV cache. Use it for warm-up, and for an idle rank while other ranks run
+        a step. Raise `ValueError` for a shape that is not in `shapes`.
         """
 
     @property
     def config(self) -> NeuronConfig:
-        """The configuration that it was made with."""
+        """The configuration of the inputs."""
 
     @property
     def shapes(self) -> tuple[tuple[str, int] | tuple[str, int, int], ...]:
-        """Every compiled shape: prefills, then decodes by rows and context, ascending."""
+        """Every compiled shape: prefills ascending, then decodes ascending by rows and context."""
 
 @final
 class Gate:
-    """The decisions of `BucketScheduler` for a scheduler that keeps its own queues and KV blocks.
+    """Scheduling decisions for the vLLM classes, without a queue and without KV blocks; internal.
 
-    It knows who holds a slot and blocks, by row handles that it gives out, and never sees a queue. The vLLM classes
-    ask it; its methods may change with them.
+    A request is identified by the row handle that `admit` returns.
     """
 
     def __new__(
@@ -782,145 +882,166 @@ class Gate:
         adaptive_threshold: bool = False,
         decode_width: int = ...,
     ) -> Gate:
-        """`groups`: for each KV cache group the tokens of a block, the blocks beyond those that hold the tokens, and
-        the most blocks of a request (None: no bound). `watermark`: blocks kept free when a request starts while others
-        hold some. `adaptive_threshold`: the cap on long prompts is never below an even share of a step's tokens.
-        `decode_width`: most tokens of a decode row.
+        """Return a gate without requests.
+
+        Each KV cache group in `groups` is (tokens per block, blocks beyond those that hold the tokens, maximum number
+        of blocks per request or `None`). `slots_max` bounds the batch slots in addition to `max_num_seqs`. `watermark`
+        is the number of blocks that stay free when a request is admitted while others have reservations. With
+        `adaptive_threshold`, the long-prefill threshold is never below an even share of the step's tokens.
+        `decode_width` is the maximum number of tokens of a decode row.
         """
 
-    def need(self, prompt: int, max_tokens: int, session: bool = False) -> int:
-        """KV blocks that a request needs at worst.
+    def needed_blocks(self, prompt: int, max_tokens: int, session: bool = False) -> int:
+        """Return the worst case of a request in KV blocks.
 
-        ValueError when it can never run: no prompt, one longer than `max_model_len`, or a worst case larger than the
-        whole cache. A `session` may be continued, so its worst case is the longest sequence.
+        The worst case of a `session` is the longest sequence, because a later prompt may continue it. Raise
+        `ValueError` if the request can never run: no prompt, a prompt longer than `max_model_len`, or a worst case
+        larger than the whole KV cache.
         """
 
-    def enter(self, need: int) -> int:
-        """Reserves `need` blocks and a slot; returns the row handle."""
+    def admit(self, needed_blocks: int) -> int:
+        """Reserve `needed_blocks` KV blocks and a batch slot for a request, and return its row handle."""
 
-    def seat(self, row: int) -> bool:
-        """Gives a holder of blocks a slot, unless it has one; False for a stale handle."""
+    def take_slot(self, row: int) -> bool:
+        """Give a request a batch slot, unless it has one. Return `False` for a stale handle."""
 
-    def unseat(self, row: int) -> bool:
-        """Takes the slot back and leaves the blocks; False for a stale handle."""
+    def free_slot(self, row: int) -> bool:
+        """Free the batch slot of a request and keep its reservation. Return `False` for a stale handle."""
 
-    def leave(self, row: int) -> bool:
-        """Takes back all that a row holds; False for a stale handle."""
+    def release(self, row: int) -> bool:
+        """Release the reservation and the batch slot of a request. Return `False` for a stale handle."""
 
     def begin(self) -> None:
-        """Starts to choose the prompts of a step."""
+        """Start to select the prompts of a step."""
 
     def refuse(
-        self, need: int, rest: int, requests: int, *, row: int | None = None, prefill_in_progress: bool = False
+        self,
+        needed_blocks: int,
+        rest: int,
+        num_requests: int,
+        *,
+        row: int | None = None,
+        prefill_in_progress: bool = False,
     ) -> str | None:
-        """Why a request may not start now, as a stable name; None when it may.
+        """Return the stable name of the reason why a request is not admitted now, or `None` if it fits.
 
-        `rest`: tokens to compute, whatever the prefix cache holds; `requests`: those that run or wait, itself included;
-        `row`: its handle where it holds blocks.
+        `rest` is the number of prompt tokens to compute, prefix-cache hits not deducted; `num_requests` the number of
+        running and waiting requests, including this one; `row` the handle of a request that has a reservation already.
         """
 
-    def pack(self, rest: int, requests: int) -> bool:
-        """Counts a prompt among those of the step; False when it does not fit beside the others."""
+    def pack(self, rest: int, num_requests: int) -> bool:
+        """Add a prompt to the step. Return `False` if the step's token or row capacity is exhausted."""
 
     def unpack(self, rest: int) -> None:
-        """Lets a prompt go that was counted but is not in the step after all."""
+        """Remove a prompt that `pack` has added and that is not scheduled."""
 
-    def budget(self, rest: int, requests: int) -> int:
-        """Most tokens of the step of which the prompt with `rest` to compute is the first."""
+    def budget(self, rest: int, num_requests: int) -> int:
+        """Return the token budget of a step with a first prompt of `rest` tokens to compute."""
 
     def decide(self, prefill_wanted: bool, decode_ready: bool, throttled: bool) -> tuple[str, bool]:
-        """Chooses what the step does: "prefill", "decode" or "idle", and whether decodes that are owed came before a
-        prefill.
+        """Decide the kind of the step, and return it with whether due decode steps delay a prefill.
+
+        The kind is `"prefill"`, `"decode"` or `"idle"`.
         """
 
     def interleaves(self, decode_ready: bool) -> bool:
-        """Whether a prompt that may start would wait for decode steps that are owed."""
+        """Return whether a head that fits would wait for decode steps that are due under the interleave bound."""
 
     def ran(self, prefill: bool) -> None:
-        """Counts the chosen step, which ran as a prefill or as a decode."""
+        """Record that the step of the last `decide` ran as a prefill or as a decode."""
 
     def pad_prefill(self, rows: Sequence[tuple[str, bool, int]]) -> tuple[dict[str, int], int]:
-        """Checks a prefill step; returns its padded counts and its bucket.
+        """Check a prefill step, and return its padded token counts by id and its token bucket.
 
-        `rows`: (id, whether prompt tokens are left, count). The last row carries the padding. RuntimeError names what
-        breaks a rule.
+        Each row is (id, whether prompt tokens are left, unpadded count). The last row carries the padding. Raise
+        `RuntimeError` if no compiled graph can run the step.
         """
 
     def pad_decode(self, counts: dict[str, int], prefilling: list[str]) -> tuple[dict[str, int], int]:
-        """Checks a decode step; returns a copy of its counts, which are never padded, and its bucket of rows.
+        """Check a decode step, and return a copy of its token counts, which need no padding, and its batch bucket.
 
-        `prefilling`: ids of the prompts that are part done, none of which may be in the step. RuntimeError names what
-        breaks a rule.
+        `prefilling` lists the ids of prefilling requests; none of them may be in the step. Raise `RuntimeError` if no
+        compiled graph can run the step.
         """
 
     def decode_ready(self, running: list[Any], step: int) -> bool:
-        """Whether any of vLLM's running requests would get a token in step `step`; looks no further than the first."""
+        """Return whether at least one of vLLM's running requests would get a token in step `step`."""
 
     def explanation(self, id: str, reason: str, needed: int) -> Explanation:
-        """Why `id` waits, as `explain()` tells it."""
+        """Return the `Explanation` of request `id` with the reserved and usable blocks of this gate."""
 
     @property
-    def seated(self) -> int:
-        """Requests that hold a slot."""
+    def slots_used(self) -> int:
+        """Number of batch slots in use."""
 
     @property
     def reserved(self) -> int:
-        """KV blocks promised to requests."""
+        """Number of KV blocks reserved for requests."""
 
     @property
     def usable(self) -> int:
-        """KV blocks of the whole cache."""
+        """Number of KV blocks in the whole cache."""
 
     @property
     def longest(self) -> int:
-        """KV blocks of a sequence of `max_model_len`."""
+        """Number of KV blocks of a sequence of `max_model_len` tokens."""
 
 @final
 class Worker:
-    """What `VllmInputs` keeps of the requests of a vLLM worker; its methods may change with it."""
+    """The requests of a vLLM worker; internal to `VllmInputs`."""
 
     def __new__(cls, inputs: PaddedInputs) -> Worker: ...
     def fill(
         self,
         step: tuple[Any, ...],
-        tokens: Sequence[int | None] | Ids | Callable[[list[str]], Sequence[int | None] | Ids] | None = None,
+        tokens: StepTokens | None = None,
         context_bucket: int | None = None,
     ) -> Batch | None:
-        """The arrays of a step; None when nobody is scheduled. A refused step changes nothing.
+        """Fill the arrays of a step, and return them; `None` if no request is scheduled.
 
-        `step`: counts by id in batch order, padded counts by id, padded rows of a decode (0 for a prefill), ids that
-        ended, then those who are told:
+        A refused step changes nothing. Raise `RuntimeError` while another `fill` of the same object runs.
 
-        - the new ones: (id, prompt and outputs, tokens of the prompt, ([block id, ...],), computed tokens,
-          (`top_k`, `top_p`, `temperature`)), each;
-        - the known ones, as a tuple of lists: ids, computed tokens, ([new block id, ...],) or None each, outputs with
-          those of steps in flight; and behind the lists a dict of those among them that start over, {id: tokens},
-          whose blocks are all that they have.
+        `step` is a tuple: token counts by id in batch order, padded token counts by id, padded number of rows of a
+        decode step (0 for a prefill), ids of finished requests, then the scheduled requests:
 
-        RuntimeError while another fill of the same object runs.
+        - a list of new requests, each (id, prompt tokens followed by output tokens, number of prompt tokens, ([block
+          id, ...],), number of computed tokens, (`top_k`, `top_p`, `temperature`));
+        - the known requests, as a tuple of lists: ids, numbers of computed tokens, ([new block id, ...],) or `None`,
+          and numbers of output tokens including those of steps in flight; followed by a dict {id: token ids} of the
+          resumed requests, for which the list of blocks has all blocks.
+
+        `tokens` and `context_bucket` are those of `PaddedInputs.fill`.
         """
 
     def accept(self, sampled: Sequence[Ids]) -> None:
-        """Takes what the oldest step in flight has sampled: one list a row, with its token, or empty for a chunk in
-        the middle of a prompt. ValueError when no step is in flight, and for a row with too few tokens or too many;
-        RuntimeError while another `accept` of the same object runs.
+        """Append the tokens sampled by the oldest step in flight.
+
+        `sampled` has one list per unpadded row, in batch order: one token, or an empty list for a chunk that does not
+        end its prompt. Raise `ValueError` if no step is in flight, or for a row with too few or too many tokens, and
+        `RuntimeError` while another `accept` of the same object runs.
         """
 
     @property
     def inputs(self) -> PaddedInputs:
-        """Where the steps are written."""
+        """The inputs that fill the arrays of a step."""
 
     @property
     def num_requests(self) -> int:
-        """Requests that are known."""
+        """Number of known requests."""
 
     @property
     def num_in_flight(self) -> int:
-        """Steps that were filled and not accepted."""
+        """Number of steps in flight: filled and not accepted yet."""
 
 @final
 class TraceRequest:
-    """One request of a workload; an immutable value.
+    """An immutable request of a workload.
+
+    `arrival_s` is the arrival in seconds, at least 0, rounded half up to nanoseconds; only differences between requests
+    matter. A float is read as the shortest decimal that converts to it. `hash_ids` identify the content of the prompt,
+    one id per 512 tokens: segments with equal ids have equal tokens, which prefix caching shares.
+
+    One `ValueError` lists all bad fields.
 
     >>> TraceRequest("a", "0.25", 128, 16)
     TraceRequest(id='a', arrival_s=0.25, prompt_tokens=128, output_tokens=16)
@@ -935,41 +1056,34 @@ class TraceRequest:
         *,
         priority: int = 0,
         hash_ids: Sequence[int] | None = None,
-    ) -> TraceRequest:
-        """`arrival_s` in seconds, at least 0, kept to the nanosecond (half up); only differences between requests
-        matter. A float counts as the shortest decimal that stands for it. `hash_ids` tell the content of the prompt,
-        one for each 512 tokens: equal ids are equal tokens, which prefix caching shares.
-
-        ValueError names every bad field.
-        """
-
+    ) -> TraceRequest: ...
     @property
     def id(self) -> str:
-        """The name."""
+        """Id of the request."""
 
     @property
     def arrival_s(self) -> float:
-        """The arrival in seconds, the float nearest to `arrival_ns`."""
+        """Arrival in seconds: the float nearest to `arrival_ns`."""
 
     @property
     def arrival_ns(self) -> int:
-        """The arrival in whole nanoseconds."""
+        """Arrival in whole nanoseconds."""
 
     @property
     def prompt_tokens(self) -> int:
-        """Length of the prompt."""
+        """Number of prompt tokens."""
 
     @property
     def output_tokens(self) -> int:
-        """Number of outputs."""
+        """Number of output tokens."""
 
     @property
     def priority(self) -> int:
-        """For the policy of that name: the lower number first. 0 unless given."""
+        """Priority under policy `"priority"`, 0 by default; the lowest number is admitted first."""
 
     @property
     def hash_ids(self) -> tuple[int, ...] | None:
-        """What the prompt consists of, an id for each 512 tokens; None when that was not told."""
+        """Content of the prompt, one id per 512 tokens; `None` if it is unknown."""
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
@@ -977,42 +1091,53 @@ class TraceRequest:
 
 @final
 class Cost:
-    """Step times of a device, in nanoseconds, from milliseconds rounded half up; see `neuron_sched.simulate`."""
+    """Durations of a device's steps, in nanoseconds; internal to `neuron_sched.simulate`.
+
+    Arguments are in milliseconds, rounded half up.
+    """
 
     @staticmethod
     def constant(prefill_ms: int | float | str | Decimal, decode_ms: int | float | str | Decimal) -> Cost:
-        """Every prefill step takes the one time, every decode step the other."""
+        """Return a cost with one duration for all prefill steps and one for all decode steps."""
 
     @staticmethod
     def table(
         prefill: Mapping[int, int | float | str | Decimal], decode: Mapping[int, int | float | str | Decimal]
     ) -> Cost:
-        """Times by padded size, with straight lines between the sizes."""
+        """Return a cost with durations by padded size, interpolated linearly."""
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
 
 @final
 class ReplayReport:
-    """The result of a replay; `neuron_sched.simulate.Report` gives it a face."""
+    """The result of a replay; internal to `neuron_sched.simulate.Report`."""
 
     def summary(self) -> dict[str, Any]:
-        """All numbers of the run, as docs/replay.md lists them."""
+        """Return the figures of the run that docs/replay.md lists."""
 
     def __len__(self) -> int:
-        """Number of requests."""
+        """Return the number of requests of the workload."""
 
     def request(
         self, index: int
     ) -> tuple[str, Literal["completed", "rejected"], str | None, float, float | None, float | None, float | None, int]:
-        """Id, status, reason, arrival, time to first token, end to end, mean gap (all in seconds), outputs."""
+        """Return the record of one request.
+
+        Items: id, status, refusal reason, arrival, time to first token, end-to-end time, mean inter-token latency,
+        number of outputs. Times are in seconds. Raise `IndexError` if there is no such request.
+        """
 
     @property
     def num_steps(self) -> int | None:
-        """Number of recorded steps; None where they were not recorded."""
+        """Number of recorded steps; `None` if steps were not recorded."""
 
     def step(self, index: int) -> tuple[float, float, Literal["prefill", "decode"], dict[str, int], int]:
-        """Start and end in seconds, kind, tokens by id, padded tokens."""
+        """Return one recorded step.
+
+        Items: start and end in seconds, kind, number of tokens by request id, padded number of tokens. Raise
+        `IndexError` if there is no such step.
+        """
 
 def replay(
     requests: Sequence[TraceRequest],
@@ -1022,4 +1147,8 @@ def replay(
     record_steps: bool,
     progress: Callable[[int, int], object] | None,
 ) -> ReplayReport:
-    """What `neuron_sched.simulate.replay` calls. Other threads go on while it runs."""
+    """Replay a workload; internal to `neuron_sched.simulate.replay`.
+
+    Other Python threads run during the replay. `progress` is called with the number of finished or refused requests and
+    the number of all requests; an exception that it raises ends the replay.
+    """

@@ -1,4 +1,4 @@
-"""Files that are either written whole or not at all."""
+"""Atomic writing of files: a file gets its complete new content, or keeps the old one."""
 
 from __future__ import annotations
 
@@ -10,41 +10,46 @@ from pathlib import Path
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
-    """Writes a file beside its place and moves it there; what stood there stays until the new one is whole.
+    """Write `data` to a temporary file in the folder of `path`, and rename that file to `path` once it is complete.
 
-    A link is followed, and the permission bits of what stood there are kept; what is no file (a device, a pipe) is
-    written to. Raises OSError naming the path as it was given.
+    A symbolic link is followed, and the permission bits of an existing file are kept. If `path` exists and is not a
+    regular file (a device, a pipe), the data is written to it directly. Raise `OSError`, with `path` as its file name.
     """
     try:
         _write(Path(os.path.realpath(path)), data)
     except OSError as error:
-        # The file beside is nothing that the caller knows.
+        # The error may name the temporary file, which the caller does not know.
         raise OSError(error.errno, error.strerror, os.fspath(path)) from None
 
 
-def _write(place: Path, data: bytes) -> None:
-    if place.exists() and not place.is_file():
-        place.write_bytes(data)
+def _write(path: Path, data: bytes) -> None:
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
         return
-    beside = place.with_name(f".{place.name}.{os.getpid()}")
+    temporary = _temporary(path)
     try:
-        with beside.open("xb") as file:
-            if place.exists():
-                # Before the content is there: it may be for the owner only.
-                os.fchmod(file.fileno(), stat.S_IMODE(place.stat().st_mode))
+        with temporary.open("xb") as file:
+            if path.exists():
+                # Set before the content is written, because the existing file may be readable by its owner only.
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             file.write(data)
-        beside.replace(place)
+        temporary.replace(path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
+def _temporary(path: Path) -> Path:
+    """Return the path of a hidden file in the same folder, with the process id in its name."""
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
 @contextmanager
-def replaced(path: Path) -> Iterator[Path]:
-    """A place beside `path` to write a file at, which is moved to `path` when the block ends without an error."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the path of a temporary file in the folder of `path`; rename it to `path` if the block raises no error."""
+    temporary = _temporary(path)
     try:
-        yield beside
-        beside.replace(path)
+        yield temporary
+        temporary.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Schedulers that stand by themselves: under a token budget, or exclusive with buckets."""
+"""Standalone schedulers: `Scheduler` with a token budget, `BucketScheduler` with exclusive phases and buckets."""
 
 from collections.abc import Sequence
 

@@ -1,1 +1,1 @@
-"""Schedulers for vLLM, drop-ins for `--scheduler-cls`; nothing here imports vLLM before it is used."""
+"""Schedulers for vLLM's `--scheduler-cls`. Importing this package does not import vLLM."""

@@ -1,4 +1,4 @@
-"""Bucket helpers under the names that users of the production Neuron plug-in know."""
+"""Bucket helpers under the names that the production Neuron plug-in uses."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ __all__ = ["get_bucket_for_count", "get_default_num_batched_tokens_buckets", "ge
 
 
 def get_default_num_batched_tokens_buckets(max_num_batched_tokens: int) -> list[int]:
-    """Prefill sizes in tokens: doubling from 128 while below the maximum, then the maximum itself.
+    """Return the default token buckets: 128, doubled while below the maximum, then the maximum itself.
 
     >>> get_default_num_batched_tokens_buckets(1000)
     [128, 256, 512, 1000]
@@ -17,7 +17,7 @@ def get_default_num_batched_tokens_buckets(max_num_batched_tokens: int) -> list[
 
 
 def get_default_num_seqs_buckets(max_num_seqs: int) -> list[int]:
-    """Decode batch sizes in rows: doubling from 1 while below the maximum, then the maximum itself.
+    """Return the default batch buckets: 1, doubled while below the maximum, then the maximum itself.
 
     >>> get_default_num_seqs_buckets(6)
     [1, 2, 4, 6]
@@ -26,7 +26,9 @@ def get_default_num_seqs_buckets(max_num_seqs: int) -> list[int]:
 
 
 def get_bucket_for_count(count: int, buckets: Sequence[int]) -> int:
-    """The smallest bucket that holds `count`; 0 for 0. ValueError when negative or above the last bucket.
+    """Return the smallest bucket that holds `count`, or 0 if `count` is 0.
+
+    Raises `ValueError` if `count` is negative or above the last bucket.
 
     >>> get_bucket_for_count(129, [128, 256])
     256
@@ -35,6 +37,7 @@ def get_bucket_for_count(count: int, buckets: Sequence[int]) -> int:
 
 
 def _config(tokens: int, seqs: int) -> NeuronConfig:
+    """Return a configuration whose bucket lists are the defaults for these maxima."""
     return NeuronConfig(
         max_num_seqs=seqs, max_num_batched_tokens=tokens, max_model_len=tokens, block_size=tokens, num_blocks=1
     )

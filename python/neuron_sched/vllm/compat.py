@@ -1,150 +1,62 @@
-"""What differs between vLLM releases; the only file that knows."""
+"""Differences between vLLM releases. Only this module and `requirements` know a release of vLLM's scheduler."""
 
 from __future__ import annotations
 
 import copy
-import re
 from typing import Any
 
-import vllm
-from vllm.logger import init_logger
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request, RequestStatus
 
-# vLLM gives handlers to loggers below its own name only.
-logger = init_logger("vllm.neuron_sched")
+from neuron_sched.vllm import requirements
 
-SUPPORTED = ((0, 24), (0, 33))
-SUPPORTED_TEXT = "0.24 to 0.33"
-
-# What our classes use of the base, by release where it differs: alternatives are tuples. The drift test reads this.
-METHODS: tuple[str | tuple[str, ...], ...] = (
-    "_build_kv_connector_meta",
-    "_enqueue_waiting_request",
-    "_free_blocks",
-    "_free_request",
-    ("_handle_blocked_waiting_request", "_try_promote_blocked_waiting_request"),
-    "_handle_stopped_request",
-    "_is_blocked_waiting_status",
-    "_preempt_request",
-    "_update_after_schedule",
-    "_update_request_as_session",
-    "_update_requests_with_invalid_blocks",
-    "add_request",
-    "finish_requests",
-    "get_grammar_bitmask",
-    "get_num_unfinished_requests",
-    "get_request_counts",
-    "has_unfinished_requests",
-    "schedule",
-    "update_draft_token_ids",
-    "update_from_output",
-)
-ATTRIBUTES: tuple[str | tuple[str, ...], ...] = (
-    "_pause_state",
-    "cache_config",
-    "connector",
-    "current_step",
-    "dynamic_sd_lookup",
-    "ec_connector",
-    "finished_req_ids",
-    "kv_cache_manager",
-    ("kv_holding_waiting", "skipped_waiting"),
-    "lora_config",
-    "max_model_len",
-    "max_num_running_reqs",
-    "max_num_scheduled_tokens",
-    "num_lookahead_tokens",
-    "num_spec_tokens",
-    "num_waiting_for_streaming_input",
-    "policy",
-    "prefill_capacity_bound",
-    "prev_step_scheduled_req_ids",
-    "requests",
-    "running",
-    "scheduler_config",
-    "structured_output_manager",
-    "waiting",
-)
-
-
-def release() -> str:
-    """The version of the vLLM that runs, as it tells it."""
-    return str(getattr(vllm, "__version__", "unknown"))
-
-
-def _parsed(version: str) -> tuple[int, int] | None:
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return None if found is None else (int(found[1]), int(found[2]))
-
-
-# 0.24 and 0.25 admit while `len(running)` differs from the limit; later ones count waiting sessions too. A version
-# that cannot be read counts as new.
-_LIMIT_COUNTS_SESSIONS = (_parsed(release()) or SUPPORTED[1]) >= (0, 26)
-
-
-def warn_of_release() -> None:
-    """One warning where the release is outside the range that was tested."""
-    found = _parsed(release())
-    if found is None or not SUPPORTED[0] <= found <= SUPPORTED[1]:
-        logger.warning(
-            "neuron-sched was tested with vLLM %s; this is vLLM %s. It may or may not work.", SUPPORTED_TEXT, release()
-        )
-
-
-def missing(owner: object, names: tuple[str | tuple[str, ...], ...]) -> list[str]:
-    """Those of `names` that `owner` lacks; of alternatives, one is enough."""
-    groups = [(name,) if isinstance(name, str) else name for name in names]
-    return [" or ".join(group) for group in groups if not any(hasattr(owner, name) for name in group)]
-
-
-def require(owner: object, names: tuple[str | tuple[str, ...], ...]) -> None:
-    """RuntimeError, in a sentence, where the base lacks what we use."""
-    lacks = missing(owner, names)
-    if lacks:
-        raise RuntimeError(
-            f"neuron-sched cannot run on vLLM {release()}: its scheduler lacks {', '.join(lacks)}. "
-            f"Supported is vLLM {SUPPORTED_TEXT}."
-        )
+# 0.24 and 0.25 admit while `len(running)` differs from the limit; later releases add the sessions that wait for input.
+# A version that cannot be parsed is treated as the newest tested release.
+_LIMIT_COUNTS_SESSIONS = (
+    requirements.parse_release(requirements.installed_release()) or requirements.SUPPORTED[1]
+) >= (0, 26)
 
 
 # Waiting queues ---------------------------------------------------------------------------------------------------
 
 
 def waiting_queues(scheduler: Any) -> tuple[str, str]:
-    """Names of the base's waiting queues: that of plain waiters, and that of those set apart."""
-    # Up to 0.30 the second is for whoever is blocked; later for whoever holds KV blocks.
+    """Return the attribute names of the base class's primary and secondary waiting queue.
+
+    The secondary queue is `skipped_waiting` up to 0.30, for blocked requests, and `kv_holding_waiting` later, for
+    requests with allocated KV blocks.
+    """
     return ("waiting", "kv_holding_waiting" if hasattr(scheduler, "kv_holding_waiting") else "skipped_waiting")
 
 
-def candidate_queues(scheduler: Any, plain: RequestQueue, apart: RequestQueue) -> tuple[RequestQueue, ...]:
-    """Those of the two queues that requests may be admitted from in the present pause state."""
+def candidate_queues(scheduler: Any, primary: RequestQueue, secondary: RequestQueue) -> tuple[RequestQueue, ...]:
+    """Return those of the two waiting queues that admit requests in the current pause state."""
     if scheduler._pause_state == PauseState.UNPAUSED:
-        return (plain, apart)
+        return (primary, secondary)
     drains = scheduler._pause_state == PauseState.PAUSED_NEW and hasattr(scheduler, "kv_holding_waiting")
-    return (apart,) if drains else ()
+    return (secondary,) if drains else ()
 
 
-def exposing_queue(scheduler: Any) -> str:
-    """Name of the queue from which the base admits in the present pause state."""
+def admitting_queue(scheduler: Any) -> str:
+    """Return the attribute name of a queue from which the base class admits in the current pause state."""
     return "waiting" if scheduler._pause_state == PauseState.UNPAUSED else "kv_holding_waiting"
 
 
-def waits_apart(scheduler: Any, request: Request) -> bool:
-    """Whether a waiting request belongs into the queue of those set apart."""
+def belongs_in_secondary_queue(scheduler: Any, request: Request) -> bool:
+    """Return whether the base class keeps a waiting request in its secondary queue."""
     if hasattr(scheduler, "kv_holding_waiting"):
         return bool(scheduler._holds_kv_blocks(request))
     return is_blocked(scheduler, request)
 
 
 def is_blocked(scheduler: Any, request: Request) -> bool:
-    """Whether it waits for something outside the scheduler, as far as was found out."""
+    """Return whether a request has a status that waits for an event outside the scheduler."""
     return bool(scheduler._is_blocked_waiting_status(request.status))
 
 
-def promote(scheduler: Any, request: Request) -> bool:
-    """Asks the base whether a blocked request is ready by now; if so it is a plain waiter from then on."""
+def promote_if_ready(scheduler: Any, request: Request) -> bool:
+    """Ask the base class whether a blocked request is ready; it then sets the request's status to waiting."""
     if not hasattr(scheduler, "_handle_blocked_waiting_request"):
         return bool(scheduler._try_promote_blocked_waiting_request(request))
     ready = bool(scheduler._handle_blocked_waiting_request(request))
@@ -153,20 +65,23 @@ def promote(scheduler: Any, request: Request) -> bool:
     return ready
 
 
-def stale_in_flight(request: Request) -> bool:
-    """Whether output of a time before its preemption is still to come; the base does not start it before (0.28 on)."""
+def has_stale_output_in_flight(request: Request) -> bool:
+    """Return whether output scheduled before the request's preemption is in flight and will be delivered.
+
+    The base class does not admit such a request (0.28 and later).
+    """
     return bool(getattr(request, "num_stale_output_tokens", 0)) and not request.drop_stale_output
 
 
-def waits_unblocked(scheduler: Any) -> bool:
-    """Whether anybody waits who is not known to be blocked; tells by lengths, and never walks a queue."""
+def any_unblocked_waiting(scheduler: Any) -> bool:
+    """Return whether a waiting request is not known to be blocked. O(1): compares lengths and walks no queue."""
     if hasattr(scheduler, "deferred_waiting"):
         return len(scheduler.waiting) + len(scheduler.kv_holding_waiting) > len(scheduler.deferred_waiting)
     return bool(scheduler.waiting)
 
 
-def loads_remote_kv(request: Request) -> bool:
-    """Whether its KV blocks are being filled from elsewhere."""
+def is_loading_remote_kv(request: Request) -> bool:
+    """Return whether a KV connector is loading the request's KV blocks."""
     return bool(request.status == RequestStatus.WAITING_FOR_REMOTE_KVS)
 
 
@@ -174,23 +89,23 @@ def loads_remote_kv(request: Request) -> bool:
 
 
 def active_limit(scheduler: Any) -> str:
-    """Name of the limit that ends the base's admissions."""
+    """Return the attribute name of the limit at which the base class stops admitting."""
     return "max_num_active_reqs" if hasattr(scheduler, "max_num_active_reqs") else "max_num_running_reqs"
 
 
 def closed_limit(scheduler: Any, running: int) -> int:
-    """The value of that limit with which nobody is admitted beside `running` requests."""
+    """Return the value of that limit at which no request is admitted beside `running` visible ones."""
     return running + (scheduler.num_waiting_for_streaming_input if _LIMIT_COUNTS_SESSIONS else 0)
 
 
-def caps_alone(scheduler: Any) -> bool:
-    """Whether the base caps a long prompt even when nobody else is there (up to 0.30)."""
-    alone = not hasattr(scheduler, "adaptive_long_prefill_threshold")
-    return alone and bool(scheduler.scheduler_config.long_prefill_token_threshold)
+def caps_single_prompt(scheduler: Any) -> bool:
+    """Return whether the base class applies `long_prefill_token_threshold` to the only request too (up to 0.30)."""
+    always_caps = not hasattr(scheduler, "adaptive_long_prefill_threshold")
+    return always_caps and bool(scheduler.scheduler_config.long_prefill_token_threshold)
 
 
-class _Constant:
-    """Stands in for vLLM's table of draft counts by batch size: the same for all."""
+class _ConstantLookup:
+    """Replaces vLLM's table of draft counts by batch size: every size has the same count."""
 
     def __init__(self, value: int) -> None:
         self._value = value
@@ -199,28 +114,30 @@ class _Constant:
         return self._value
 
 
-def without_padding_drafts(scheduler: Any) -> list[tuple[Any, str, Any]]:
-    """What keeps the base from widening a prompt's last token to the width of a decode (from 0.26 on)."""
+def overrides_against_draft_padding(scheduler: Any) -> list[tuple[Any, str, Any]]:
+    """Return attribute overrides, as (owner, name, value), under which a prefill has no draft tokens.
+
+    From 0.26 on the base class pads a new request with one token to compute to the width of a decode, unless
+    `dynamic_sd_lookup` is set.
+    """
     if not scheduler.num_spec_tokens or scheduler.dynamic_sd_lookup is not None:
         return []
-    return [(scheduler, "dynamic_sd_lookup", _Constant(scheduler.num_spec_tokens))]
+    return [(scheduler, "dynamic_sd_lookup", _ConstantLookup(scheduler.num_spec_tokens))]
 
 
-def throttled(scheduler: Any, throttle_prefills: bool) -> bool:
-    """Whether the caller, or a cadence of the engine's own (0.33), holds prefills back in this step."""
+def throttles_prefills(scheduler: Any, requested: bool) -> bool:
+    """Return whether prefills are throttled in this step: `requested` by the caller, or by the interval of 0.33."""
     if scheduler.prefill_capacity_bound:
         return False
     interval = getattr(scheduler, "local_prefill_interval", 1)
-    return throttle_prefills or (
-        interval > 1 and scheduler.num_executed_steps + 1 - scheduler.last_prefill_step < interval
-    )
+    return requested or (interval > 1 and scheduler.num_executed_steps + 1 - scheduler.last_prefill_step < interval)
 
 
 # KV cache ---------------------------------------------------------------------------------------------------------
 
 
 def kv_groups(scheduler: Any) -> list[tuple[int, int, int | None]]:
-    """(tokens of a block, blocks beyond those for tokens, most blocks) of each KV cache group."""
+    """Return (block size in tokens, extra blocks, maximum of blocks per request or `None`) of each KV cache group."""
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     return [_kv_group(manager) for manager in managers] or [(scheduler.cache_config.block_size, 0, None)]
 
@@ -231,17 +148,18 @@ def _kv_group(manager: Any) -> tuple[int, int, int | None]:
     if type(spec).__name__ == "MambaSpec":
         mode = getattr(spec, "mamba_cache_mode", "none")
         if mode != "all":
-            # A recurrent state and, in mode "align", the one that is being copied.
+            # One recurrent state and, in mode "align", the state that is being copied.
             states = (2 if mode == "align" else 1) + extra + getattr(spec, "num_prefill_checkpoint_blocks", 0)
             return (1, states, states)
     private = getattr(manager, "_max_admission_blocks_per_request", None)
     return (manager.block_size, extra, getattr(manager, "max_admission_blocks_per_request", private))
 
 
-class PrefixStats:
-    """Takes back what a look-up in the prefix cache has counted of a head that was not started then.
+class PrefixLookupStats:
+    """Removes the prefix-cache lookup of a head from vLLM's statistics if the base class does not admit the head.
 
-    Up to 0.26; later releases count on admission.
+    Up to 0.26 the base class counts every lookup, so a head that is tried in several steps would be counted in each.
+    Later releases count on admission, and nothing is removed.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -250,50 +168,54 @@ class PrefixStats:
         self._head: Request | None = None
         self._saved: dict[str, Any] = {}
 
-    def look_up(self, head: Request) -> None:
-        """Before the base looks at `head`; whom it looked at before is decided by now."""
+    def before_lookup(self, head: Request) -> None:
+        """Save the statistics before the base class looks up `head`, and finish the lookup of the head before it."""
         if self._counts_lookups and head is not self._head and self._manager.prefix_cache_stats is not None:
-            self.settle()
+            self.finish_lookup()
             self._head, self._saved = head, copy.copy(vars(self._manager.prefix_cache_stats))
 
-    def settle(self) -> None:
-        """Takes the last look-up back if it came to nothing."""
-        if self._head is not None and self._head.status != RequestStatus.RUNNING and not loads_remote_kv(self._head):
+    def finish_lookup(self) -> None:
+        """Restore the saved statistics if the last head was not admitted."""
+        if (
+            self._head is not None
+            and self._head.status != RequestStatus.RUNNING
+            and not is_loading_remote_kv(self._head)
+        ):
             vars(self._manager.prefix_cache_stats).update(self._saved)
         self._head = None
 
 
 # Output -----------------------------------------------------------------------------------------------------------
 
-# Things that the base hands out once: of two passes in one call, both must be told. Lists, dicts, sets, or None.
-HANDED_OUT_ONCE = (
+ONE_TIME_FIELDS = (
     "free_encoder_mm_hashes",
     "kv_cache_block_copies",
     "new_block_ids_to_zero",
     "partial_tail_offloads",
     "preempted_req_ids",
 )
+"""Fields of a `SchedulerOutput` whose content the base class reports once: lists, dicts, sets, or `None`."""
 
 
-def give_back_ids(scheduler: Any, output: Any) -> None:
-    """Lets the next pass tell of those that ended or were preempted, as the first has done."""
+def restore_reported_ids(scheduler: Any, output: Any) -> None:
+    """Let the next call of the base class report the finished and preempted request ids of `output` again."""
     scheduler.finished_req_ids |= output.finished_req_ids
     if hasattr(scheduler, "reset_preempted_req_ids") and output.preempted_req_ids:
         scheduler.reset_preempted_req_ids |= output.preempted_req_ids
 
 
-def tell_again(first: Any, second: Any) -> None:
-    """Adds to an output what an earlier pass of the same step has handed out."""
-    for name in HANDED_OUT_ONCE:
-        told, own = getattr(first, name, None), getattr(second, name, None)
-        if told and own:
-            setattr(second, name, told + own if isinstance(told, list) else told | own)
-        elif told:
-            setattr(second, name, told)
+def merge_one_time_fields(first: Any, second: Any) -> None:
+    """Add the one-time fields of `first`, an output that no worker received, to the later output `second`."""
+    for name in ONE_TIME_FIELDS:
+        earlier, later = getattr(first, name, None), getattr(second, name, None)
+        if earlier and later:
+            setattr(second, name, earlier + later if isinstance(earlier, list) else earlier | later)
+        elif earlier:
+            setattr(second, name, earlier)
 
 
-def join_block_state(first: Any, second: Any) -> Any:
-    """The connector's view of blocks for both passes (0.30 on)."""
+def merge_block_states(first: Any, second: Any) -> Any:
+    """Return the connector's block state for both outputs of a step (0.30 and later)."""
     if first is None or second is None:
         return first if second is None else second
     second.req_ids |= first.req_ids
@@ -302,13 +224,13 @@ def join_block_state(first: Any, second: Any) -> Any:
     return second
 
 
-def replaced_tables(output: Any) -> dict[str, Any]:
-    """Block tables that a worker is told whole although their requests go on (0.30; a connector's doing)."""
+def replaced_block_tables(output: Any) -> dict[str, Any]:
+    """Return the block tables that replace those of running requests, by request id (0.30, from a connector)."""
     return getattr(output, "block_table_updates", None) or {}
 
 
-class _Deferred:
-    """A connector whose metadata is not built in this pass: the pass that follows in the same call does it."""
+class _NoEmptyMetadata:
+    """A connector that builds no metadata for an output without scheduled tokens."""
 
     def __init__(self, connector: Any) -> None:
         self._connector = connector
@@ -322,15 +244,22 @@ class _Deferred:
         return self._connector.build_connector_meta(output, *args, **kwargs)
 
 
-def deferring(scheduler: Any) -> list[tuple[str, Any]]:
-    """The connectors that the base calls directly, each replaced by one that builds nothing for an empty pass."""
+def overrides_against_empty_metadata(scheduler: Any) -> list[tuple[Any, str, Any]]:
+    """Return attribute overrides, as (owner, name, value), under which connectors build no metadata for an empty call.
+
+    They cover the connectors that the base class calls directly. The call that follows in the same step builds the
+    metadata.
+    """
     names = ("ec_connector", "aux_output_connector")
     found = [(name, getattr(scheduler, name, None)) for name in names]
-    return [(name, _Deferred(connector)) for name, connector in found if connector is not None]
+    return [(scheduler, name, _NoEmptyMetadata(connector)) for name, connector in found if connector is not None]
 
 
-def same_step(scheduler: Any, before: set[str]) -> None:
-    """Lets a second pass run in the step of the first, with what was scheduled before the first."""
+def repeat_step(scheduler: Any, scheduled_before: set[str]) -> None:
+    """Prepare the base class for a second call in the same step.
+
+    `scheduled_before`: ids of the requests scheduled in the previous step, which the first call has overwritten.
+    """
     scheduler.current_step -= 1
     scheduler.prev_step_scheduled_req_ids.clear()
-    scheduler.prev_step_scheduled_req_ids.update(before)
+    scheduler.prev_step_scheduled_req_ids.update(scheduled_before)

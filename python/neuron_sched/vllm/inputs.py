@@ -1,38 +1,41 @@
-"""`VllmInputs`: what vLLM's scheduler sends to a worker, as padded inputs.
+"""`VllmInputs`: padded inputs for a vLLM worker, made from the `SchedulerOutput` of each step.
 
-A `SchedulerOutput` tells a request once and then only what is new. The native `Worker` keeps the rest; here its fields
-are taken apart, and what the native half could not see is refused.
+A `SchedulerOutput` describes a request in full when it is scheduled first, and afterwards only what has changed. The
+native `Worker` keeps the rest. This module takes the fields apart and refuses what the native code does not receive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from neuron_sched._native import Batch, NeuronConfig, PaddedInputs, Worker
-from neuron_sched.runner import Ids, Shape
+from neuron_sched.rows import Ids, StepTokens
+from neuron_sched.runner import Shape
 from neuron_sched.vllm import compat
 
 __all__ = ["VllmInputs"]
 
 
 class VllmInputs:
-    """The padded inputs of a worker under `NeuronScheduler` or `NeuronAsyncScheduler`.
+    """Padded inputs of a worker under `NeuronScheduler` or `NeuronAsyncScheduler`.
 
-    Tokens, KV blocks and sampling of each request are kept natively, from the first step that tells it until a step
-    that tells its end. `config` is the scheduler's: `neuron_sched.vllm.config.read` makes it from vLLM's. `buffers`
-    and `vocab_size` are those of `PaddedInputs`; with steps in flight, as many buffers are needed as there are steps
-    whose arrays are still read.
+    The tokens, KV blocks and sampling parameters of each request are kept from the first step that schedules it until a
+    step that reports it as finished.
 
-    Each output of the scheduler is filled once, in order, and what each filled step has sampled is accepted, in order:
+    `config` is the scheduler's configuration, which `neuron_sched.vllm.config.read` makes from vLLM's. `buffers` and
+    `vocab_size` are those of `PaddedInputs`; with steps in flight, `buffers` must be at least the number of steps whose
+    arrays are still read.
+
+    Fill each output of the scheduler once, in order, and accept the tokens sampled by each filled step, in order:
 
         batch = inputs.fill(scheduler_output)
         if batch is not None:
             ...
             inputs.accept(sampled_token_ids)
 
-    A refused call is a ValueError that names the request and the value, or a TypeError where a value is no such thing
-    at all. It changes nothing: neither what is known, nor any array.
+    A refused call raises `ValueError` with the request and the value, or `TypeError` if a value has the wrong type. It
+    changes neither the kept state nor any array.
     """
 
     def __init__(self, config: NeuronConfig, *, buffers: int = 1, vocab_size: int | None = None) -> None:
@@ -40,64 +43,66 @@ class VllmInputs:
 
     @property
     def config(self) -> NeuronConfig:
-        """The configuration that it was made with."""
+        """Configuration passed to the constructor."""
         return self._worker.inputs.config
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """Every compiled shape: prefills, then decodes by rows and context, ascending."""
+        """All compiled shapes: prefills by tokens, then decodes by rows and context, ascending."""
         return self._worker.inputs.shapes
 
     @property
     def num_requests(self) -> int:
-        """Requests that are known: told, and not told to have ended."""
+        """Number of requests that were scheduled and not yet reported as finished."""
         return self._worker.num_requests
 
     @property
     def num_in_flight(self) -> int:
-        """Steps that were filled and not accepted."""
+        """Number of steps that were filled and not accepted."""
         return self._worker.num_in_flight
 
     def dummy(self, shape: Shape) -> Batch:
-        """The arrays of a step without any request, as `PaddedInputs.dummy`; no scheduler tells it, nothing is due."""
+        """Return the arrays of a step without requests, as `PaddedInputs.dummy` does. It is never accepted."""
         return self._worker.inputs.dummy(shape)
 
     def fill(
         self,
         scheduler_output: Any,
-        tokens: Sequence[int | None] | Ids | Callable[[list[str]], Sequence[int | None] | Ids] | None = None,
+        tokens: StepTokens | None = None,
         *,
         context_bucket: int | None = None,
     ) -> Batch | None:
-        """The arrays of a step; None when nobody is scheduled, and then there is nothing to accept.
+        """Return the arrays of a step, or `None` if no request is scheduled. `None` must not be accepted.
 
-        Rows are in the order of `scheduler_output.num_scheduled_tokens`. The shape is the one that the scheduler
-        chose, with the smallest context bucket that holds a decode, or `context_bucket`.
+        Rows are in the order of `scheduler_output.num_scheduled_tokens`. The shape is the one that the scheduler has
+        chosen, with the smallest context bucket that holds a decode, or `context_bucket`.
 
-        `tokens` are for decode rows whose token is not known, since the step that samples it was not accepted: one
-        entry a row, a token id or None; or a callable that is given the ids of those requests and returns their token
-        ids in that order, None for one that was accepted in the meantime, by itself or by another thread. They count
-        for this step only: `accept` tells them for good.
+        `tokens` supplies the input tokens of decode rows whose last token was sampled by a step that is not accepted
+        yet. It is one entry a row, a token id or `None`; or a callable that receives the ids of these requests and
+        returns their token ids in the same order, with `None` for a request whose step has been accepted meanwhile, by
+        the callable or by another thread. These tokens are used for this step only; `accept` stores the sampled ones.
 
-        ValueError for an output of another scheduler than ours, a request that nobody told, rows of both kinds,
-        padded counts that are no compiled shape, drafts, pooling, prompts of embeddings, more than one KV cache
-        group, blocks that do not exist or do not hold the row's positions, and a token that is not known. RuntimeError
-        while another `fill` runs.
+        Raises `ValueError` for the output of another scheduler, an unknown request, prefill and decode rows in one
+        step, padded counts without a compiled shape, draft tokens, pooling, prompt embeddings, more than one KV cache
+        group, blocks that do not exist or do not hold the row's positions, and a row without a known input token.
+        Raises `RuntimeError` while another `fill` runs.
         """
         return self._worker.fill(_step(scheduler_output), tokens, context_bucket)
 
     def accept(self, sampled: Sequence[Ids]) -> None:
-        """Takes what the oldest filled step that was not accepted has sampled.
+        """Store the tokens sampled by the oldest filled step that is not accepted.
 
-        One list a real row, in batch order: with one token, or empty for a chunk in the middle of a prompt. Either
-        will do for a request that ended, or began anew, since: nothing is kept of it. ValueError when no step is due,
-        and for a row with too few tokens or too many; RuntimeError while another `accept` runs.
+        `sampled`: one list for each row without padding rows, in batch order: one token, or empty for a chunk that does
+        not end its prompt. For a request that has finished or was resumed since, either is valid and nothing is stored.
+
+        Raises `ValueError` if no step is in flight, and for a row with too few or too many tokens. Raises
+        `RuntimeError` while another `accept` runs.
         """
         self._worker.accept(sampled)
 
 
 def _step(output: Any) -> tuple[Any, ...]:
-    """A `SchedulerOutput` as the native half reads it."""
+    """Return the fields of a `SchedulerOutput` in the order that `Worker.fill` reads them."""
     try:
         return _fields(output)
     except (AttributeError, TypeError) as error:
@@ -105,15 +110,15 @@ def _step(output: Any) -> tuple[Any, ...]:
 
 
 def _fields(output: Any) -> tuple[Any, ...]:
-    """The parts of a `SchedulerOutput`; no loop over those who go on."""
+    # No Python loop over the requests scheduled before: a decode batch may be large.
     counts = output.num_scheduled_tokens
     padded, num_seqs_padded = _padding(output) if counts else ({}, 0)
-    for name, drafts in output.scheduled_spec_decode_tokens.items():
-        raise _refused(name, "scheduled_spec_decode_tokens", drafts, "none: drafts are not supported")
-    for name, table in compat.replaced_tables(output).items():
-        raise _refused(name, "block_table_updates", table, "none: tables only grow")
+    for request_id, drafts in output.scheduled_spec_decode_tokens.items():
+        raise _error(request_id, "scheduled_spec_decode_tokens", drafts, "none: drafts are not supported")
+    for request_id, table in compat.replaced_block_tables(output).items():
+        raise _error(request_id, "block_table_updates", table, "none: block tables only grow")
     cached = output.scheduled_cached_reqs
-    resumed = {name: cached.all_token_ids.get(name) for name in cached.resumed_req_ids}
+    resumed = {request_id: cached.all_token_ids.get(request_id) for request_id in cached.resumed_req_ids}
     return (
         counts,
         padded,
@@ -125,7 +130,7 @@ def _fields(output: Any) -> tuple[Any, ...]:
 
 
 def _padding(output: Any) -> tuple[dict[str, int], int]:
-    """The padded counts that our schedulers attach."""
+    """Return the padded counts that `NeuronScheduler` attaches to its output."""
     try:
         return output.num_scheduled_tokens_padded, output.num_seqs_padded
     except AttributeError as error:
@@ -136,17 +141,17 @@ def _padding(output: Any) -> tuple[dict[str, int], int]:
 
 
 def _new_request(new: Any) -> tuple[Any, ...]:
-    """(id, tokens, tokens of the prompt, blocks, computed tokens, sampling) of a request that is told."""
+    """Return (id, tokens, prompt length, block ids, computed tokens, sampling parameters) of a new request."""
     prompt, params = new.prompt_token_ids, new.sampling_params
     if prompt is None or new.prompt_embeds is not None:
-        raise _refused(new.req_id, "prompt_embeds", "given", "a prompt of token ids only")
+        raise _error(new.req_id, "prompt_embeds", "given", "a prompt of token ids only")
     if new.pooling_params is not None:
-        raise _refused(new.req_id, "pooling_params", new.pooling_params, "none: every prompt ends with a token")
-    # Prompt and outputs, for the newer of vLLM's runners: a request that starts over is told as a new one.
+        raise _error(new.req_id, "pooling_params", new.pooling_params, "none: pooling is not supported")
+    # vLLM's newer model runner receives a resumed request as a new one, with its prompt and outputs.
     tokens = prompt if new.prefill_token_ids is None else new.prefill_token_ids
-    wishes = (params.top_k, params.top_p, params.temperature)
-    return new.req_id, tokens, len(prompt), new.block_ids, new.num_computed_tokens, wishes
+    sampling = (params.top_k, params.top_p, params.temperature)
+    return new.req_id, tokens, len(prompt), new.block_ids, new.num_computed_tokens, sampling
 
 
-def _refused(name: str, field: str, value: object, expected: str) -> ValueError:
-    return ValueError(f"request '{name}': {field}: {value}: expected {expected}")
+def _error(request_id: str, field: str, value: object, expected: str) -> ValueError:
+    return ValueError(f"request '{request_id}': {field}: {value}: expected {expected}")
