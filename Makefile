@@ -1,6 +1,6 @@
-# Every target makes what it needs: its own virtual environment in .venv, with the tools of constraints.txt,
-# and the extension in the profile that the target wants. One build is installed at a time, so a stamp
-# names its profile and the other profile's stamp is removed.
+# Every target creates what it requires: the virtual environment .venv with the tools of constraints.txt, and the
+# extension in the profile of the target. Only one build of the extension is installed at a time. Its stamp names the
+# profile, and the stamp of the other profile is removed.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -11,60 +11,63 @@ BIN := $(VENV)/bin
 TOOLS := $(VENV)/tools.stamp
 DEBUG := $(VENV)/debug.stamp
 RELEASE := $(VENV)/release.stamp
-# Folders too: their time changes when a file goes.
+# Folders are included because their modification time changes when a file is removed.
 SOURCES := Cargo.toml Cargo.lock rust/python/build.rs $(wildcard rust/*/Cargo.toml) \
 	$(shell find rust/*/src -name '*.rs' -o -type d)
-# cargo and maturin then agree on the interpreter, and do not rebuild pyo3 for each other.
+# cargo and maturin use the same interpreter, so that neither rebuilds pyo3 after the other.
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 
-# vLLM has an environment of its own, outside the checkout: tests/vllm_env.sh. It says what the first call costs.
+# vLLM has a separate environment outside the checkout. tests/vllm_env.sh creates it and prints the cost first.
 VLLM := PYTHON=$(PYTHON) tests/vllm_env.sh
-VLLM_TESTS = $(wildcard tests/test_vllm_*.py)
-TORCH_TESTS = $(wildcard tests/test_torch_*.py)
-# Other releases, on which the tests drive the schedulers only.
+VLLM_TESTS := tests/vllm
+TORCH_TESTS := $(wildcard tests/runner/test_*.py) tests/examples
+# Other releases of vLLM: the tests run the schedulers without an engine or a server.
 MATRIX := $(addprefix test-vllm-,0.24.0 0.26.0 0.28.0 0.30.0 0.33.0)
 
-.PHONY: help demo test test-core test-torch test-vllm test-matrix $(MATRIX) test-full test-slow lint format bench instructions \
-	wheel vllm-env clean
+.PHONY: help demo test test-core test-torch test-vllm test-matrix $(MATRIX) releases test-full test-slow lint format bench \
+	instructions wheel vllm-env clean
 
 help: ## Print this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(RELEASE) ## Replay a built-in chat workload twice, with one setting changed.
+demo: $(RELEASE) ## Replay a synthetic chat workload with 96 and with 32 batch slots.
 	@$(BIN)/neuron-sched replay
-	@printf '\nNow the same requests with 32 slots instead of 96. See how long the first token takes:\n\n'
+	@printf '\nThe same requests with 32 batch slots instead of 96. Compare the time to the first token:\n\n'
 	@$(BIN)/neuron-sched replay --max-num-seqs 32
 
-test: vllm-env test-core test-torch test-vllm ## Run every test but the slow ones, on one release of vLLM.
+test: vllm-env test-core test-torch test-vllm ## Run all tests except the slow ones, on one release of vLLM.
 
-test-core: $(DEBUG) ## Without vLLM: Rust, doc tests, Python, README and docstring examples.
+test-core: $(DEBUG) ## Run the tests without vLLM: Rust, doc tests, Python, examples of README, docs and docstrings.
 	if cargo nextest --version >/dev/null 2>&1; \
 	then cargo nextest run --locked --workspace --exclude neuron-sched-python; \
 	else cargo test --locked --workspace --exclude neuron-sched-python --all-targets; fi
 	cargo test --locked --workspace --exclude neuron-sched-python --doc
 	$(BIN)/pytest
 
-test-torch: $(DEBUG) ## The tests with torch, which is in the environment of vLLM: compiled models, the examples.
+test-torch: $(DEBUG) ## Run the tests with torch, in the environment of vLLM: compiled models, examples.
 	$(VLLM) python -m pytest $(TORCH_TESTS)
 
-test-vllm: $(DEBUG) ## The tests with vLLM 0.32: scheduler, engine, server.
+test-vllm: $(DEBUG) ## Run the tests with vLLM 0.32: schedulers, engine, server, a worker.
 	$(VLLM) python -m pytest -m 'not slow_server' $(VLLM_TESTS)
 
-test-matrix: $(DEBUG) vllm-env ## The tests of the schedulers on the other supported releases of vLLM, two at a time.
+test-matrix: $(DEBUG) vllm-env ## Run the tests of the schedulers on five other releases of vLLM, two at a time.
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target $(MATRIX)
 
 $(MATRIX): test-vllm-%: $(DEBUG)
 	HYPOTHESIS_PROFILE=matrix $(VLLM) --release $* python -m pytest -m 'not (engine or server or slow_server)' $(VLLM_TESTS)
 
-test-full: test test-matrix test-slow ## Everything: also the matrix, the data-parallel server, the slow profiles.
+releases: ## Print the releases of vLLM that `make test-matrix` covers.
+	@echo $(MATRIX:test-vllm-%=%)
+
+test-full: test test-matrix test-slow ## Run all tests: also the matrix, the data-parallel server and the slow profiles.
 	$(VLLM) python -m pytest -m slow_server $(VLLM_TESTS)
 	HYPOTHESIS_PROFILE=slow-vllm $(VLLM) python -m pytest -m hypothesis --timeout 0 $(VLLM_TESTS)
 
-test-slow: $(DEBUG) ## Run the property tests over 100,000 histories each.
+test-slow: $(DEBUG) ## Run each property test over 100,000 histories.
 	PROPTEST_CASES=100000 cargo test --locked --profile checked -p neuron-sched-core
 	HYPOTHESIS_PROFILE=slow $(BIN)/pytest -m hypothesis --timeout 0
 
-lint: $(DEBUG) ## Check formats, lints, types, and the stub against the built module.
+lint: $(DEBUG) ## Check formats, lints, types, the stub against the built module, and the CI workflow.
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --document-private-items -p neuron-sched-core
@@ -72,34 +75,37 @@ lint: $(DEBUG) ## Check formats, lints, types, and the stub against the built mo
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	MYPYPATH=python $(BIN)/python -m mypy.stubtest neuron_sched._native --allowlist .stubtest-allowlist
+	$(BIN)/zizmor --offline --quiet --strict-collection .github
+	if command -v actionlint >/dev/null; then actionlint; fi
 
-format: $(TOOLS) ## Format Rust and Python, and mend what ruff can mend.
+format: $(TOOLS) ## Format Rust and Python, and apply the fixes of ruff.
 	cargo fmt --all
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: vllm-env $(RELEASE) ## Measure: ratios against pure Python and within vLLM (gated), then instruction counts.
+bench: vllm-env $(RELEASE) ## Measure ratios against pure Python, numpy and vLLM, and count instructions; fail if a gate is missed.
 	$(BIN)/pytest benches --timeout 900
 	$(VLLM) python -m pytest benches/test_vllm.py --timeout 900
 	$(BIN)/python benches/instructions.py
 
-instructions: $(TOOLS) ## Count the core's instructions under callgrind; fail when 3 % above the baseline, or when decode allocates.
+instructions: $(TOOLS) ## Count the core's instructions; fail if over 3 % above the baseline, or if a decode step allocates.
 	cargo test --locked --quiet --profile profiling -p neuron-sched-core --test allocations
 	$(BIN)/python benches/instructions.py
 
-wheel: $(TOOLS) ## Build sdist and wheel, install the wheel in an empty environment, try it there.
+# With -I, Python does not search the folder of the script: tests/trace would shadow `trace` of the standard library.
+wheel: $(TOOLS) ## Build sdist and wheel, and run a smoke test of the wheel in an empty environment.
 	rm -rf dist
 	$(BIN)/maturin sdist --out dist
 	CARGO_TARGET_DIR=$(CURDIR)/target PIP_CONSTRAINT=constraints.txt \
 		$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist dist/*.tar.gz
 	$(PYTHON) -m venv --clear $(VENV)/wheel
 	PIP_CONSTRAINT=constraints.txt $(VENV)/wheel/bin/python -m pip install --quiet dist/*.whl
-	cd dist && ../$(VENV)/wheel/bin/python -W error ../tests/smoke.py
+	cd dist && ../$(VENV)/wheel/bin/python -I -W error ../tests/smoke.py
 
-vllm-env: ## Make the environment with vLLM, which all checkouts share. Once: about 4 minutes, 6 GB.
+vllm-env: ## Create the environment with vLLM, once for all checkouts: about 4 minutes, 6 GB.
 	$(VLLM)
 
-clean: ## Remove everything that was built here, the virtual environment too (not the shared one with vLLM).
+clean: ## Remove all build products and .venv, but not the shared environment with vLLM.
 	rm -rf $(VENV) target dist python/neuron_sched/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 
 $(TOOLS): pyproject.toml constraints.txt
@@ -108,7 +114,7 @@ $(TOOLS): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev
 	touch $@
 
-# maturin installs the package's own dependencies with pip, which reads the constraint from its environment.
+# maturin installs the dependencies of the package with pip, which reads PIP_CONSTRAINT.
 develop = VIRTUAL_ENV=$(CURDIR)/$(VENV) PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_QUIET=1 $(BIN)/maturin develop --locked --extras cli
 
 $(DEBUG): $(TOOLS) $(SOURCES)

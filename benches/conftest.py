@@ -1,12 +1,12 @@
-"""Ratios of two sides measured in one process, and the gates on them.
+"""Fixtures that measure the ratio of two sides in one process and compare it with a gate.
 
 A benchmark first asserts that both sides give the same answer, then measures:
 
     def test_steady_decode(ratio):
-        assert ours() == oracle()
-        ratio(oracle, ours, at_least=20)
+        assert ours() == baseline()
+        ratio(baseline, ours, at_least=20)
 
-No gate is an absolute time: both sides slow down together on a busy machine.
+No gate is an absolute time, because a busy machine slows both sides down alike.
 """
 
 import gc
@@ -22,7 +22,7 @@ import neuron_sched
 
 @dataclass(frozen=True)
 class Measured:
-    """Median nanoseconds of one call of each side, and the gate they were held against."""
+    """Median time of one call of each side in nanoseconds, and the gate on their ratio."""
 
     label: str
     baseline_ns: float
@@ -45,7 +45,7 @@ NOTES = pytest.StashKey[list[str]]()
 def pytest_configure(config: pytest.Config) -> None:
     profile = neuron_sched.build_info()["profile"]
     if profile != "release":
-        pytest.exit(f"the installed build is a {profile} build, whose times mean nothing: run `make bench`", 4)
+        pytest.exit(f"profile: {profile!r}: expected a release build to measure: run `make bench`", 4)
     config.stash[RATIOS] = []
     config.stash[NOTES] = []
 
@@ -57,12 +57,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def label(request: pytest.FixtureRequest) -> str:
-    """The file says which side is measured: tests in different files may have the same name."""
+    """Return file and test name; tests in different files may have the same name."""
     return f"{request.path.stem}: {request.node.name}"
 
 
 def calls_within(call: Callable[[], object], seconds: float) -> int:
-    """How many calls fill that time, at least one."""
+    """Return the number of calls that take about `seconds`, at least 1."""
     calls = 1
     while True:
         start = thread_time_ns()
@@ -76,18 +76,18 @@ def calls_within(call: Callable[[], object], seconds: float) -> int:
 
 @pytest.fixture
 def note(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Adds a line to the report at the end: a figure that is told, not gated."""
+    """Add a line to the report at the end, for a figure without a ratio."""
     return lambda text: request.config.stash[NOTES].append(f"{label(request)}: {text}")
 
 
 @pytest.fixture
 def ratio(request: pytest.FixtureRequest, benchmark) -> Callable[..., float]:
-    """`ratio(baseline, ours, at_least=20)`: how many times longer a call of `baseline` takes than one of `ours`.
+    """Measure how many times longer a call of `baseline` takes than a call of `ours`.
 
-    Rounds of about `round_s` seconds alternate between the two sides, with the garbage collector off and what
-    exists frozen; the ratio is that of the medians of `rounds` rounds. Fails when it is below `at_least` or not
-    below `below`. Either side must be callable any number of times at equal cost; what `ours` took is also
-    recorded as a pytest-benchmark result. Once a test.
+    `ratio(baseline, ours, at_least=20)` alternates rounds of about `round_s` seconds between the two sides, with the
+    garbage collector off. It returns the ratio of the medians of `rounds` rounds, and fails if the ratio is below
+    `at_least` or not below `below`. Repeated calls of a side must have equal cost. The times of `ours` are also
+    recorded as a pytest-benchmark result, so a test measures one ratio only.
     """
 
     def measure(
@@ -113,7 +113,7 @@ def ratio(request: pytest.FixtureRequest, benchmark) -> Callable[..., float]:
         gc.freeze()
         gc.disable()
         try:
-            # The set-up of a round is not part of its time: that is where the other side's round goes.
+            # pytest-benchmark does not time the set-up of a round, so the baseline's round runs there.
             benchmark.pedantic(run, args=(ours,), setup=lambda: run(baseline), rounds=rounds)
         finally:
             gc.enable()

@@ -1,8 +1,8 @@
-"""Counts the instructions of the core's hot functions under callgrind, and compares with the committed baseline.
+"""Count the instructions of the core's hot functions under callgrind, and compare them with the committed baseline.
 
-Exit status 1 when a function executes over 3 % more than the baseline. Counts are those of one compiler and one
-target, so the baseline is kept for each; without one, or without valgrind, nothing is compared and that is said.
-`--update` writes what was counted into the baseline.
+The exit status is 1 if a function executes over 3 % more instructions than the baseline. Counts depend on compiler and
+target, so `instructions.json` has a baseline for each. Without a baseline for the installed compiler, or without
+valgrind, the comparison is skipped with a message. `--update` writes the new counts into the baseline.
 """
 
 import argparse
@@ -21,7 +21,7 @@ TOLERANCE = 0.03
 
 
 def output(*command: str | Path) -> str:
-    """What the command printed; its error output too."""
+    """Run a command in the checkout and return its output, standard error included; exit if the command fails."""
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))} failed:\n{done.stdout}")
@@ -29,18 +29,18 @@ def output(*command: str | Path) -> str:
 
 
 def build() -> Path:
-    """Builds the cases, optimised as in a release but with symbols, and returns the program."""
+    """Build the cases with the release optimisations and debug symbols; return the path of the program."""
     output("cargo", "build", "--locked", "-p", "neuron-sched-core", "--profile", "profiling", "--example", "hot")
     return ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "profiling/examples/hot"
 
 
 def count(program: Path, case: str) -> int:
-    """Instructions of what the case does inside `measured`."""
+    """Return the number of instructions that the case executes inside `measured`."""
     options = ["--tool=callgrind", "--toggle-collect=hot::measured*", "--callgrind-out-file=/dev/null"]
     text = output("valgrind", *options, program, case)
     found = re.search(r"Collected : (\d+)", text)
     if not found or found[1] == "0":
-        sys.exit(f"{case}: nothing was counted:\n{text}")
+        sys.exit(f"{case}: callgrind counted no instructions:\n{text}")
     return int(found[1])
 
 
@@ -74,7 +74,7 @@ def main() -> None:
         BASELINE.write_text(json.dumps({**baselines, compiler: counts}, indent=2, sort_keys=True) + "\n")
     elif worse or baseline.keys() - counts.keys():
         names = ", ".join([*worse, *sorted(baseline.keys() - counts.keys())])
-        sys.exit(f"above the baseline by over {TOLERANCE:.0%}, new or gone: {names} (`--update` accepts the counts)")
+        sys.exit(f"over {TOLERANCE:.0%} above the baseline, or missing on one side: {names} (`--update` accepts them)")
 
 
 if __name__ == "__main__":

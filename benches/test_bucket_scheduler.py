@@ -1,11 +1,11 @@
-"""`BucketScheduler` against a one-pass scheduler in pure Python, and what its cost depends on."""
+"""`BucketScheduler` against the pure-Python baseline, and how its cost scales."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from lean import LeanScheduler
+from python_baseline import BaselineScheduler
 
 from neuron_sched import BucketScheduler, NeuronConfig, Request
 
@@ -23,10 +23,10 @@ def config(running):
 
 
 def decoding(make, running, waiting=0):
-    """A scheduler in which `running` requests decode without end, while others wait for a slot."""
+    """Return a scheduler with `running` requests that decode endlessly and `waiting` requests without a batch slot."""
     scheduler = make(config(running))
     for i in range(running + waiting):
-        if make is LeanScheduler:
+        if make is BaselineScheduler:
             scheduler.add(f"request-{i}", 1 + i % 50, ENDLESS)
         else:
             scheduler.add(Request(f"request-{i}", 1 + i % 50, ENDLESS))
@@ -56,22 +56,22 @@ def read_everything(scheduler):
 
 
 def test_steady_decode_of_1024(ratio):
-    lean, ours = decoding(LeanScheduler, 1024), decoding(BucketScheduler, 1024)
+    baseline, ours = decoding(BaselineScheduler, 1024), decoding(BucketScheduler, 1024)
     for _ in range(100):
-        assert read_kind_and_tokens(ours) == read_kind_and_tokens(lean)
-    ratio(lambda: read_kind_and_tokens(lean), lambda: read_kind_and_tokens(ours), at_least=20)
+        assert read_kind_and_tokens(ours) == read_kind_and_tokens(baseline)
+    ratio(lambda: read_kind_and_tokens(baseline), lambda: read_kind_and_tokens(ours), at_least=20)
 
 
 def test_steady_decode_of_1024_with_every_output_read(ratio):
-    lean, ours = decoding(LeanScheduler, 1024), decoding(BucketScheduler, 1024)
+    baseline, ours = decoding(BaselineScheduler, 1024), decoding(BucketScheduler, 1024)
     for _ in range(100):
-        assert read_everything(ours) == read_everything(lean)
-    ratio(lambda: read_everything(lean), lambda: read_everything(ours), at_least=5)
+        assert read_everything(ours) == read_everything(baseline)
+    ratio(lambda: read_everything(baseline), lambda: read_everything(ours), at_least=5)
 
 
 def test_steady_decode_of_1024_with_token_ids(ratio):
-    """As an engine runs: the ids that the device sampled are handed in, kept, and read back."""
-    lean, ours = decoding(LeanScheduler, 1024), decoding(BucketScheduler, 1024)
+    """As in an engine: each step commits 1,024 sampled token ids and reads the outcomes."""
+    baseline, ours = decoding(BaselineScheduler, 1024), decoding(BucketScheduler, 1024)
     tokens = list(range(1024))
 
     def run(scheduler):
@@ -80,8 +80,8 @@ def test_steady_decode_of_1024_with_token_ids(ratio):
         return seen, [(outcome.id, outcome.token) for outcome in scheduler.complete(step, tokens)]
 
     for _ in range(100):
-        assert run(ours) == run(lean)
-    ratio(lambda: run(lean), lambda: run(ours), rounds=21)
+        assert run(ours) == run(baseline)
+    ratio(lambda: run(baseline), lambda: run(ours), rounds=21)
 
 
 @pytest.mark.parametrize("running", [256, 1024])
@@ -110,9 +110,9 @@ def fill_and_drain(count):
     return ended
 
 
-def test_a_million_adds_and_their_drain_cost_ten_times_a_hundred_thousand(ratio):
+def test_cost_of_adding_and_draining_is_linear(ratio):
     assert fill_and_drain(5000) == 5000
-    # Misses in the processor's caches alone make the large one up to twice as slow.
+    # Cache misses alone make the larger run up to twice as slow per request.
     ratio(lambda: fill_and_drain(1_000_000), lambda: [fill_and_drain(100_000) for _ in range(10)], below=3, rounds=3)
 
 
@@ -135,6 +135,6 @@ print(round((resident() - before) / count))
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the resident memory is read from /proc")
 def test_memory_of_a_waiting_request(note):
-    """All of it: the id, the binding's names, and the core, which takes below 200 bytes."""
+    """Report the resident memory: the core's entry (below 200 bytes), the id, and the binding's tables."""
     run = subprocess.run([sys.executable, "-c", WAITING], capture_output=True, text=True, check=True)
-    note(f"{run.stdout.strip()} bytes a waiting request, its id and the binding's tables included")
+    note(f"{run.stdout.strip()} bytes per waiting request, with its id and the binding's tables")

@@ -1,16 +1,16 @@
-"""`Scheduler` against the pure-Python oracle, and what its cost depends on."""
+"""`Scheduler` against the pure-Python oracle, and how its cost scales."""
 
 import pytest
 
 from neuron_sched import Req, Scheduler
-from oracle import MixedOracle, MixedReq
+from tests.support.oracles.mixed import MixedOracle, MixedReq
 
 SIDES = {"oracle": (MixedOracle, MixedReq), "ours": (Scheduler, Req)}
 ENDLESS = 10**9
 
 
 def decoding(side, count, *, token_budget=2048, waiting=0):
-    """A scheduler in which `count` requests decode without end, and others wait for a slot."""
+    """Return a scheduler with `count` requests that decode endlessly and `waiting` requests without a batch slot."""
     make_scheduler, make_req = SIDES[side]
     scheduler = make_scheduler(token_budget, count, 10**6 * ENDLESS)
     for rid in range(count + waiting):
@@ -39,8 +39,8 @@ def test_steady_decode_of_1024(ratio):
     ratio(stepper(oracle), stepper(ours), at_least=20)
 
 
-def test_1023_decodes_beside_a_prompt_without_end(ratio):
-    """Every step differs from the one before: the plan is worked out anew each time."""
+def test_1023_decodes_beside_an_endless_prompt(ratio):
+    """Prompt progress changes with every step, so no plan can be reused."""
     pair = []
     for side, (_, make_req) in SIDES.items():
         scheduler = decoding(side, 1024)
@@ -54,7 +54,10 @@ def test_1023_decodes_beside_a_prompt_without_end(ratio):
 
 
 def turnover(side):
-    """Two outputs each and 256 slots: half of the requests end in each step, and others take their places."""
+    """Return a function that serves 1,024 requests of two outputs in 256 batch slots.
+
+    Half of the running requests end in each step and are replaced by waiting requests.
+    """
     make_scheduler, make_req = SIDES[side]
     scheduler = make_scheduler(2048, 256, 10**9)
 
@@ -72,7 +75,7 @@ def turnover(side):
     return call
 
 
-def test_requests_that_come_and_go(ratio):
+def test_request_turnover(ratio):
     oracle, ours = turnover("oracle"), turnover("ours")
     assert ours() == oracle()
     ratio(oracle, ours)
@@ -95,6 +98,6 @@ def fill_and_drain(count):
     return ended
 
 
-def test_a_million_adds_and_their_drain_cost_ten_times_a_hundred_thousand(ratio):
+def test_cost_of_adding_and_draining_is_linear(ratio):
     assert fill_and_drain(1000) == 1000
     ratio(lambda: fill_and_drain(1_000_000), lambda: [fill_and_drain(100_000) for _ in range(10)], below=2, rounds=3)

@@ -1,4 +1,7 @@
-"""What our vLLM classes add to a step of the base scheduler, measured inside one call of `schedule()`."""
+"""Time that `NeuronScheduler` and `NeuronAsyncScheduler` add to `schedule()` of their base class.
+
+Both parts are measured inside the same call, so no second scheduler is needed for comparison.
+"""
 
 import gc
 import statistics
@@ -13,16 +16,16 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from neuron_sched import NeuronAsyncScheduler, NeuronScheduler
-from vllm_harness import build
+from tests.vllm.support.harness import build
 
 STEPS = 300
-LONG = "a prompt that never comes to its end"
-# Nobody ends while a benchmark runs.
+LONG = "a prompt too long to finish"
+# No request ends while a benchmark runs.
 PARAMS = SamplingParams(ignore_eos=True, max_tokens=4000, temperature=0.0)
 
 
 def timed(cls):
-    """The class, with the time that its last step spent in the base."""
+    """Return a subclass of `cls` that measures the time its last step spent in the base class."""
 
     class Timed(cls):
         base_ns = 0
@@ -38,7 +41,7 @@ def timed(cls):
 
 
 class Engine:
-    """A scheduler in which `running` requests decode without end, while others wait for a slot."""
+    """A scheduler with `running` requests that decode endlessly and `waiting` requests without a batch slot."""
 
     def __init__(self, cls, running, waiting=0, *, slots=None, **config):
         self.ahead = issubclass(cls, NeuronAsyncScheduler)
@@ -55,15 +58,15 @@ class Engine:
         for _ in range(running):
             self.add()
         while self.step() and self.out.num_seqs_padded == 0:
-            pass  # prompts first
+            pass  # prefill steps
         for _ in range(waiting):
             self.add()
-        # Whatever a first time costs, and in the async class the pipeline filled.
+        # Warm-up, which also fills the pipeline of the async class.
         for _ in range(20):
             self.step()
 
     def add(self, params=PARAMS):
-        # Of all lengths up to a block, so that every step needs new blocks for as many requests.
+        # Prompts of all lengths up to a block, so that every step allocates blocks for the same number of requests.
         self.send(f"request-{self.added}", 1 + self.added % 16, params)
         self.added += 1
 
@@ -73,7 +76,7 @@ class Engine:
         )
 
     def step(self):
-        """One step; returns the nanoseconds that were ours and those of the base."""
+        """Run one step; return the time of our part and of the base class, in nanoseconds."""
         self.sched.base_ns = 0
         start = thread_time_ns()
         self.out = self.sched.schedule()
@@ -101,7 +104,7 @@ class Engine:
 
 @pytest.fixture
 def frozen():
-    """The garbage collector at rest, and what exists out of its sight."""
+    """Return a function that turns the garbage collector off until the test ends."""
 
     def freeze():
         gc.collect()
@@ -113,24 +116,24 @@ def frozen():
     gc.unfreeze()
 
 
-def shares_at_most(limit, note, steps):
+def assert_share_at_most(limit, note, steps):
     ours, base = (statistics.median(side) for side in zip(*steps, strict=True))
-    share = statistics.median(mine / theirs for mine, theirs in steps)
-    told = f"ours {ours / 1e3:.1f} us besides {base / 1e3:.1f} us of the base: {share:.1%} (at most {limit:.0%})"
-    note(told)
-    assert share <= limit, told
+    share = statistics.median(ours / base for ours, base in steps)
+    text = f"ours {ours / 1e3:.1f} us, base class {base / 1e3:.1f} us: {share:.1%} (at most {limit:.0%})"
+    note(text)
+    assert share <= limit, text
 
 
 @pytest.mark.parametrize("cls", [NeuronScheduler, NeuronAsyncScheduler])
-def test_a_decode_step_of_1024_costs_at_most_a_twentieth_more(cls, frozen, note):
+def test_overhead_of_a_decode_step_of_1024(cls, frozen, note):
     engine = Engine(cls, 1024)
     frozen()
     steps = [engine.step() for _ in range(STEPS)]
     assert engine.out.num_scheduled_tokens_padded == {f"request-{i}": 1 for i in range(1024)}
-    shares_at_most(0.05, note, steps)
+    assert_share_at_most(0.05, note, steps)
 
 
-# A prompt of 8,000 tokens is cut to pieces of 16, and between two of them there is a decode step.
+# A prompt of 8,000 tokens is computed in chunks of 16, with a decode step after every second chunk.
 INTERLEAVED = {
     "max_consecutive_prefill_steps": 2,
     "chunking": "bucket",
@@ -140,7 +143,7 @@ INTERLEAVED = {
 
 
 @pytest.mark.parametrize("cls", [NeuronScheduler, NeuronAsyncScheduler])
-def test_a_decode_step_between_two_chunks_costs_at_most_a_twentieth_more(cls, frozen, note):
+def test_overhead_of_a_decode_step_between_two_chunks(cls, frozen, note):
     engine = Engine(cls, 1024, slots=1025, **INTERLEAVED)
     engine.send(LONG, 8000)
     frozen()
@@ -151,11 +154,11 @@ def test_a_decode_step_between_two_chunks_costs_at_most_a_twentieth_more(cls, fr
             steps.append(taken)
     assert len(engine.out.num_scheduled_tokens) == 1024
     assert engine.sched.has_prefill_in_running
-    shares_at_most(0.05, note, steps)
+    assert_share_at_most(0.05, note, steps)
 
 
 def ours_of(engines, steps, before=lambda _: None):
-    """Median nanoseconds of our part in each of the engines, whose steps alternate."""
+    """Return the median time of our part in each engine, in nanoseconds; the steps of the engines alternate."""
     times = [[] for _ in engines]
     for _ in range(steps):
         for engine, taken in zip(engines, times, strict=True):
@@ -164,40 +167,40 @@ def ours_of(engines, steps, before=lambda _: None):
     return [statistics.median(taken) for taken in times]
 
 
-def held_below(limit, note, many, few):
-    told = f"ours {many / 1e3:.2f} us with many waiting, {few / 1e3:.2f} us with few: {many / few:.2f} (below {limit})"
-    note(told)
-    assert many / few < limit, told
+def assert_growth_below(limit, note, many, few):
+    text = f"ours {many / 1e3:.2f} us with many waiting, {few / 1e3:.2f} us with few: {many / few:.2f} (below {limit})"
+    note(text)
+    assert many / few < limit, text
 
 
 @pytest.mark.parametrize("cls", [NeuronScheduler, NeuronAsyncScheduler])
-def test_a_decode_step_costs_the_same_however_many_wait(cls, frozen, note):
+def test_cost_of_a_decode_step_does_not_depend_on_the_number_waiting(cls, frozen, note):
     engines = [Engine(cls, 1024, waiting) for waiting in (100_000, 10)]
     assert [engine.sched.get_request_counts() for engine in engines] == [(1024, 100_000), (1024, 10)]
     frozen()
-    held_below(1.2, note, *ours_of(engines, STEPS))
+    assert_growth_below(1.2, note, *ours_of(engines, STEPS))
 
 
-def test_a_prefill_step_costs_the_same_however_many_wait(frozen, note):
-    """A head is taken out of the queue and the 256 that decode are hidden, in every step."""
+def test_cost_of_a_prefill_step_does_not_depend_on_the_number_waiting(frozen, note):
+    """Every step admits the head of the queue and hides 256 decoding requests from the base class."""
     once = SamplingParams(ignore_eos=True, max_tokens=1, temperature=0.0)
     engines = [Engine(NeuronScheduler, 256, slots=257) for _ in range(2)]
     for engine, waiting in zip(engines, (100_000, 10), strict=True):
         for _ in range(waiting):
             engine.add(once)
     frozen()
-    held_below(1.2, note, *ours_of(engines, STEPS, before=lambda engine: engine.add(once)))
+    assert_growth_below(1.2, note, *ours_of(engines, STEPS, before=lambda engine: engine.add(once)))
     assert [engine.sched.get_request_counts() for engine in engines] == [(256, 100_000), (256, 10)]
 
 
-def test_steps_between_chunks_cost_the_same_however_many_wait(frozen, note):
+def test_cost_between_chunks_does_not_depend_on_the_number_waiting(frozen, note):
     engines = [Engine(NeuronScheduler, 1024, slots=1025, **INTERLEAVED) for _ in range(2)]
     for engine, waiting in zip(engines, (100_000, 10), strict=True):
         engine.send(LONG, 8000)
         for _ in range(waiting):
             engine.add()
     frozen()
-    held_below(1.2, note, *ours_of(engines, STEPS))
+    assert_growth_below(1.2, note, *ours_of(engines, STEPS))
     assert [engine.sched.get_request_counts() for engine in engines] == [(1025, 100_000), (1025, 10)]
     assert all(engine.sched.has_prefill_in_running for engine in engines)
 
@@ -205,4 +208,4 @@ def test_steps_between_chunks_cost_the_same_however_many_wait(frozen, note):
 def test_x03_a_thousand_decode_steps_of_256_with_100000_waiting(frozen, note):
     engines = [Engine(NeuronScheduler, 256, waiting) for waiting in (100_000, 10_000)]
     frozen()
-    held_below(2, note, *ours_of(engines, 1000))
+    assert_growth_below(2, note, *ours_of(engines, 1000))

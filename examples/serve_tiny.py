@@ -1,8 +1,8 @@
-"""Serves 64 requests with a tiny Llama through compiled shapes only, and compares every token with a plain reference.
+"""Serve 64 requests with a tiny Llama through compiled shapes only, and compare every token with a reference.
 
     python examples/serve_tiny.py
 
-It needs torch. The exit status is 0 if every token is that of the reference and no graph was compiled on the way.
+Requires torch. The exit status is 0 if all tokens are those of the reference and no graph was compiled while serving.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ CONFIG = NeuronConfig(
 
 
 class Arrival(NamedTuple):
-    """A request, the turn in which it comes, and the turn in which its client goes away, if it does."""
+    """A request with the iterations of the serving loop in which it arrives and, if at all, is cancelled."""
 
-    turn: int
+    iteration: int
     request: Request
-    cancel_turn: int | None
+    cancel_iteration: int | None
 
 
 def workload(seed: int = 11) -> list[Arrival]:
-    """Prompts of mixed lengths; some begin alike, some have stop tokens, some are given up."""
+    """Return requests of mixed prompt lengths; some share a prefix, have stop tokens, or are cancelled."""
     rng = random.Random(seed)
     prefixes = [rng.choices(range(VOCAB), k=length) for length in (48, 80, 160)]
     arrivals = []
@@ -49,28 +49,35 @@ def workload(seed: int = 11) -> list[Arrival]:
             prompt = rng.choice(prefixes) + prompt
         stops = rng.sample(range(VOCAB), 20) if i % 4 == 1 else []
         request = Request(f"r{i:02}", prompt, rng.randint(1, 24), stop_token_ids=stops)
-        turn = i // 3 * 5
-        arrivals.append(Arrival(turn, request, turn + rng.choice([0, 2, 15, 30]) if i % 5 == 3 else None))
+        iteration = i // 3 * 5
+        cancel_iteration = iteration + rng.choice([0, 2, 15, 30]) if i % 5 == 3 else None
+        arrivals.append(Arrival(iteration, request, cancel_iteration))
     return arrivals
 
 
 def emitted(batch: Batch, logits: torch.Tensor) -> list[int | None]:
-    """The greedy token of each real row, None in the middle of a prompt. Nobody looks at the logits of padding."""
+    """Return the greedy token of each unpadded row, or None for a chunk in the middle of a prompt.
+
+    The logits of padding rows are dropped.
+    """
     best = logits[: len(batch.emits)].argmax(dim=-1).tolist()
     return [token if emits else None for token, emits in zip(best, batch.emits, strict=True)]
 
 
-def turns(scheduler: BucketScheduler, arrivals: Sequence[Arrival]) -> Iterator[None]:
-    """Turn after turn until everybody is served: adds who comes in it, and cancels whose client goes away."""
-    turn = 0
-    while turn <= arrivals[-1].turn or scheduler.num_waiting or scheduler.num_running:
+def iterations(scheduler: BucketScheduler, arrivals: Sequence[Arrival]) -> Iterator[None]:
+    """Yield once per iteration of the serving loop, until no request is left.
+
+    Before each yield, add the requests that arrive in the iteration and cancel those whose client disconnects.
+    """
+    iteration = 0
+    while iteration <= arrivals[-1].iteration or scheduler.num_waiting or scheduler.num_running:
         for arrival in arrivals:
-            if arrival.turn == turn:
+            if arrival.iteration == iteration:
                 scheduler.add(arrival.request)
-            if arrival.cancel_turn == turn:
+            if arrival.cancel_iteration == iteration:
                 scheduler.cancel(arrival.request.id)
         yield
-        turn += 1
+        iteration += 1
 
 
 def serve(
@@ -79,34 +86,34 @@ def serve(
     model: Callable[[Batch], torch.Tensor],
     arrivals: Sequence[Arrival],
 ) -> dict[str, list[Outcome]]:
-    """Serves all requests to their ends; what each was told. A request without a finish reason was cancelled."""
-    told: dict[str, list[Outcome]] = {arrival.request.id: [] for arrival in arrivals}
-    for _ in turns(scheduler, arrivals):
+    """Serve all requests and return the outcomes of each; a request without a finish reason was cancelled."""
+    outcomes: dict[str, list[Outcome]] = {arrival.request.id: [] for arrival in arrivals}
+    for _ in iterations(scheduler, arrivals):
         step = scheduler.schedule()
         if step.kind == "idle":
             continue
         batch = inputs.fill(step)
         for outcome in scheduler.complete(step, emitted(batch, model(batch))):
-            told[outcome.id].append(outcome)
-    return told
+            outcomes[outcome.id].append(outcome)
+    return outcomes
 
 
 def main() -> int:
-    torch.set_num_threads(1)  # with matrices as small as these, threads only wait for each other
+    torch.set_num_threads(1)  # the matrices are too small for parallel execution
     llama = TinyLlama(CONFIG, vocab_size=VOCAB)
     model = CompiledModel(lambda: llama, CONFIG, backend="jit")
     model.warmup(progress=True)
     graphs = len(model.report().graphs)
     arrivals = workload()
-    told = serve(BucketScheduler(CONFIG), PaddedInputs(CONFIG, vocab_size=VOCAB), model, arrivals)
+    served = serve(BucketScheduler(CONFIG), PaddedInputs(CONFIG, vocab_size=VOCAB), model, arrivals)
     print(model.report())
 
     ends, equal = Counter[str](), 0
     for _, request, _ in arrivals:
-        tokens = [outcome.token for outcome in told[request.id]]
-        reason = told[request.id][-1].finish_reason if tokens else None
-        right = generate_reference(llama, request.prompt, request.max_tokens, request.stop_token_ids)
-        equal += tokens == (right if reason else right[: len(tokens)])
+        tokens = [outcome.token for outcome in served[request.id]]
+        reason = served[request.id][-1].finish_reason if tokens else None
+        expected = generate_reference(llama, request.prompt, request.max_tokens, request.stop_token_ids)
+        equal += tokens == (expected if reason else expected[: len(tokens)])
         ends[reason or "cancelled"] += 1
     print("requests:", ", ".join(f"{count} {end}" for end, count in sorted(ends.items())))
     print("graphs compiled while serving:", compiled := len(model.report().graphs) - graphs)

@@ -1,11 +1,10 @@
 """A worker for vLLM 0.32 that runs the tiny Llama through compiled shapes only.
 
-It shows what is left to do for a worker: the engine's calls, the weights, and sampling. What the scheduler says becomes
-padded inputs in `VllmInputs`, and the graphs are those of `CompiledModel`.
-
     LLM(model, worker_cls="vllm_worker.TinyLlamaWorker", scheduler_cls="neuron_sched.NeuronAsyncScheduler", ...)
 
-The model's configuration is that of any Llama without biases and tied or quantised weights. Sampling is greedy.
+`VllmInputs` turns the output of the scheduler into padded inputs, and `CompiledModel` holds the compiled graphs. The
+worker adds the rest: the calls of the engine, the weights, and greedy sampling. The model may be any Llama without
+biases, tied weights or quantised weights.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tiny_llama import TinyLlama
 
 
 class TinyLlamaWorker(WorkerBase):
-    """One device: the CPU. Calls come in the order of the methods."""
+    """A worker for one device, the CPU. The engine calls the methods in the order of their definition."""
 
     model: CompiledModel
 
@@ -37,7 +36,7 @@ class TinyLlamaWorker(WorkerBase):
         self.in_flight: deque[Sampled] = deque()
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
-        """Reads the weights; there is a place for them once the size of the KV cache is known."""
+        """Read the weights. The model is created once the size of the KV cache is known."""
         files = sorted(Path(self.model_config.model).glob("*.safetensors"))
         self.weights = {short(name): weight for file in files for name, weight in load_file(file).items()}
 
@@ -55,7 +54,7 @@ class TinyLlamaWorker(WorkerBase):
         return self.cache_config.kv_cache_memory_bytes or 64 << 20
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
-        """Makes model, KV cache and inputs, from the configuration that the scheduler has too."""
+        """Create the model, the KV cache and the inputs from the configuration of the scheduler."""
         runs_ahead = self.scheduler_config.async_scheduling
         neuron_config = config.read(self.vllm_config, kv_cache_config.num_blocks, runs_ahead=runs_ahead)
         hf = self.model_config.hf_config
@@ -69,7 +68,7 @@ class TinyLlamaWorker(WorkerBase):
             kv_heads=hf.num_key_value_heads,
         )
         self.llama.load_state_dict(self.weights)
-        # Two buffers: a step is filled while the one before it may still be read.
+        # Two buffers: a step is filled while the arrays of the previous step may still be read.
         self.inputs = VllmInputs(neuron_config, buffers=2, vocab_size=hf.vocab_size)
         self.model = CompiledModel(lambda: self.llama, neuron_config, backend="jit")
 
@@ -85,7 +84,7 @@ class TinyLlamaWorker(WorkerBase):
         return self.llama
 
     def execute_model(self, scheduler_output: Any) -> ModelRunnerOutput | None:
-        """Starts a step; the engine asks for its tokens with `sample_tokens`, unless nobody is in it."""
+        """Start a step; unless the step is empty, the engine calls `sample_tokens` next."""
         batch = self.inputs.fill(scheduler_output, tokens=self.last_tokens)
         if batch is None:
             return EMPTY_MODEL_RUNNER_OUTPUT
@@ -95,40 +94,40 @@ class TinyLlamaWorker(WorkerBase):
 
     def sample_tokens(self, grammar_output: Any) -> AsyncModelRunnerOutput:
         if grammar_output is not None:
-            raise NotImplementedError("structured output: this worker takes the best token, whatever a grammar says")
+            raise NotImplementedError("grammar_output: expected None: structured output is not supported")
         return self.in_flight[-1]
 
     def last_tokens(self, request_ids: list[str]) -> list[int | None]:
-        """Tokens that are on the device already, but that nobody was told of yet."""
+        """Return the last token of each request from the steps in flight."""
         known: dict[str, int] = {}
         for sampled in list(self.in_flight):
             known.update(zip(sampled.request_ids, sampled.tokens.tolist(), strict=False))
-        # None: accepted in the meantime, by a thread of the engine's that waits for the device.
+        # None for a token that the engine's output thread has accepted in the meantime.
         return [known.get(request_id) for request_id in request_ids]
 
     def execute_dummy_batch(self) -> None:
-        """Keeps step with other ranks that have something to do."""
+        """Run a batch of padding while other ranks run a step."""
         self.model(self.inputs.dummy(self.inputs.shapes[-1]))
 
 
 class Sampled(AsyncModelRunnerOutput):
-    """The tokens of one step on the device; an engine that runs ahead asks for them once the next step has begun."""
+    """The tokens of one step on the device; an asynchronous engine reads them after the next step has started."""
 
     def __init__(self, worker: TinyLlamaWorker, batch: Batch, tokens: torch.Tensor) -> None:
         self.worker, self.tokens = worker, tokens
         self.request_ids, self.emits = batch.request_ids, batch.emits
 
     def get_output(self) -> ModelRunnerOutput:
-        """Waits for the device. A token for each real row, none in the middle of a prompt; padding is not looked at."""
+        """Wait for the device and return one token per unpadded row, or none for a chunk in the middle of a prompt."""
         rows = zip(self.tokens.tolist(), self.emits, strict=False)
         sampled = [[token] if emits else [] for token, emits in rows]
         self.worker.inputs.accept(sampled)
-        # Only now: whoever fills the next step meanwhile finds the token in one place at least.
-        assert self.worker.in_flight.popleft() is self, "steps end in the order in which they began"
+        # Removed after `accept`, so that a concurrent `execute_model` finds the token in one place at least.
+        assert self.worker.in_flight.popleft() is self, "steps complete in the order in which they start"
         index = {request_id: row for row, request_id in enumerate(self.request_ids)}
         return ModelRunnerOutput(req_ids=list(index), req_id_to_index=index, sampled_token_ids=sampled)
 
 
 def short(name: str) -> str:
-    """The name that a weight of a Llama on disk has in `TinyLlama`."""
+    """Return the name in `TinyLlama` of a weight of a Llama checkpoint."""
     return name.removeprefix("model.").replace("self_attn.", "").replace("mlp.", "")

@@ -1,8 +1,8 @@
-"""What all tests share: Hypothesis profiles, and how vLLM is met where it is installed.
+"""Set-up of all tests: Hypothesis profiles, checks on the installed vLLM, timeouts.
 
-The profile is chosen by the environment variable HYPOTHESIS_PROFILE; tests leave the number of examples alone.
-`fast` tries the same few hundred examples on every run, `slow` looks for new ones. `matrix` and `slow-vllm` are the
-same for tests that drive vLLM's scheduler, where an example takes a hundred times longer.
+The environment variable HYPOTHESIS_PROFILE selects the profile; no test sets a number of examples itself. `fast` runs
+the same few hundred examples each time, `slow` generates new ones. `matrix` and `slow-vllm` are their counterparts for
+tests that drive vLLM's scheduler, where an example takes a hundred times longer.
 """
 
 import importlib.util
@@ -12,6 +12,11 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Failing assertions in helpers also show their values.
+pytest.register_assert_rewrite(
+    *(f"tests.{room}support" for room in ("", "cli.", "exclusive.", "mixed.", "runner.", "trace.", "vllm."))
+)
+
 settings.register_profile("fast", max_examples=300, deadline=None, derandomize=True)
 settings.register_profile("matrix", settings.get_profile("fast"), max_examples=60)
 settings.register_profile(
@@ -20,22 +25,24 @@ settings.register_profile(
 settings.register_profile("slow-vllm", settings.get_profile("slow"), max_examples=3_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
-# Seconds that a test with the marker may take: loading a model, starting servers.
+# Timeout in seconds by marker, for tests that load a model or start servers.
 TIMEOUTS = {"engine": 300, "server": 600, "slow_server": 900}
 
 
 def pytest_configure(config: pytest.Config):
-    """vLLM, if it is there, is the release that was asked for, and sees neither a GPU nor the network."""
+    """If vLLM is installed, hide GPUs and the network from it, and check that it is the release under test."""
     wanted = os.environ.get("NEURON_SCHED_VLLM")
     if wanted is None and importlib.util.find_spec("vllm") is None:
         return
     os.environ.update(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
-    # Up to 0.30 importing vLLM fastens its log to the standard output of the moment, which pytest closes.
+    # Up to 0.30, importing vLLM binds its log handler to the current standard output, which pytest closes later.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CONFIGURE_LOGGING", "0")
         import vllm.logger
     if wanted not in {None, vllm.__version__.partition("+")[0]}:
-        raise pytest.UsageError(f"vLLM {wanted} was asked for, {vllm.__version__} is imported from {vllm.__file__}")
+        raise pytest.UsageError(
+            f"NEURON_SCHED_VLLM: {wanted}: expected {vllm.__version__}, the release in {vllm.__file__}"
+        )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]):
@@ -47,5 +54,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]):
 
 
 def pytest_runtest_setup():
-    # vLLM switches this off where it sets its log up; `caplog` listens at the root.
+    # vLLM disables propagation when it configures its log, but `caplog` needs it: its handler is on the root logger.
     logging.getLogger("vllm").propagate = True

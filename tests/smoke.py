@@ -1,4 +1,4 @@
-"""Run with an installed wheel, in an environment without the development tools: does it work there?"""
+"""Script that checks an installed wheel, in an environment without the development tools."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ assert step.num_scheduled_tokens_padded == {"a": 2048}
 batch = PaddedInputs(config).fill(step)
 assert (batch.shape, batch.slot_mapping[[0, 1499, 1500]].tolist()) == (("prefill", 2048), [32, 1531, -1])
 
-# The command, its cost profiles and JSON need no optional dependency; its tables do.
+# Only the tables of the command need an optional dependency; cost profiles and JSON do not.
 command = Path(sys.executable).with_name("neuron-sched")
 replay = [command, "replay", "--requests", "50", "--cost", "llama-3-8b-trn1", "--json", "-"]
 summary = json.loads(subprocess.run(replay, capture_output=True, check=True).stdout)

