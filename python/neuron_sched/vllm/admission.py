@@ -111,6 +111,18 @@ class AdmittingScheduler(TrackedScheduler):
         """
         return self._has_remote_prefill(request) and request.num_computed_tokens >= request.num_tokens - 1 > 0
 
+    def _may_start_decoding(self, request: Request) -> bool:
+        """Return whether only a decode row of a waiting request may be left once its cached tokens are known.
+
+        A decode row shares no prefill step. Only the base class looks up cached tokens, and that is too late for the
+        selection. Another node may have computed all but the last token of a prompt, and the prefix cache may hold all
+        but the last token of a resumed request with outputs.
+        """
+        if self._has_remote_prefill(request):
+            return True
+        has_outputs = request.num_tokens > request.num_prompt_tokens
+        return has_outputs and (bool(self.cache_config.enable_prefix_caching) or self.connector is not None)
+
     def _has_remote_prefill(self, request: Request) -> bool:
         """Return whether another node computes the prompt of the request."""
         params = request.kv_transfer_params
@@ -197,9 +209,7 @@ class AdmittingScheduler(TrackedScheduler):
         head = self._next_head(excluded=self._skipped)
         if head is None:
             return None
-        # How much of its prompt another node has computed is known only after the base class has asked the connector,
-        # so a request with a remote prefill shares no step.
-        if self._packed and any(self._has_remote_prefill(request) for request in (head, *self._packed)):
+        if self._packed and any(self._may_start_decoding(request) for request in (head, *self._packed)):
             return None
         reason = self._refusal_reason(head)
         if reason is None and self._select(head):
