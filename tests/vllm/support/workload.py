@@ -7,9 +7,6 @@ requests that arrive or are aborted. After its last entry, steps run until all r
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-# Upper bound of the steps after the last events. A workload that reaches it does not terminate.
-STEPS_MAX = 3000
-
 
 @dataclass(frozen=True)
 class Arrival:
@@ -89,8 +86,11 @@ class Workload:
         return arrival.prompt <= self.max_model_len and self.worst_case_blocks(arrival) <= self.num_blocks
 
     @property
-    def budget(self) -> int:
-        return min(self.max_num_batched_tokens, self.max_model_len)
+    def max_steps(self) -> int:
+        """Upper bound of the steps after the last events, as at least every second step computes a token."""
+        arrivals = list(self.arrivals().values())
+        resubmitted = [arrivals[i] for events in self.steps for i in events.resubmit]
+        return 100 + 2 * sum(arrival.prompt + arrival.max_tokens for arrival in (*arrivals, *resubmitted))
 
 
 def steps_to_completion(workload: Workload, unfinished: Callable[[], bool]):
@@ -104,8 +104,8 @@ def steps_to_completion(workload: Workload, unfinished: Callable[[], bool]):
         added += len(events.add)
         yield events, [f"r{i}" for i in (*new, *events.resubmit)]
     throttles = [events.throttle for events in workload.steps] or [False]
-    for i in range(STEPS_MAX):
+    for i in range(workload.max_steps):
         if not unfinished():
             return
         yield StepEvents(throttle=throttles[i % len(throttles)]), []
-    raise AssertionError(f"not finished after {STEPS_MAX} steps")
+    raise AssertionError(f"not finished after {workload.max_steps} steps")
