@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 # Failing assertions in helpers also show their values.
 pytest.register_assert_rewrite(
-    *(f"tests.{room}support" for room in ("", "cli.", "exclusive.", "mixed.", "runner.", "trace.", "vllm."))
+    *(f"tests.{component}support" for component in ("", "cli.", "exclusive.", "mixed.", "runner.", "trace.", "vllm."))
 )
 
 settings.register_profile("fast", max_examples=300, deadline=None, derandomize=True)

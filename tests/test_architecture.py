@@ -1,5 +1,5 @@
-"""Imports go one way: core, binding, package, its vLLM classes. Inside each, rooms stand in layers, a room imports from
-lower layers only, and no modules import each other. docs/design.md describes the rooms."""
+"""Imports go one way: core, binding, package, its vLLM classes. Inside each, components form layers: a component
+imports from lower layers only, and no two modules import each other. docs/design.md describes the components."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.support.paths import ROOT
 CORE = ROOT / "rust/core"
 BINDING = ROOT / "rust/python"
 
-# From bottom to top. A new room gets its place here and a line in docs/design.md.
-CORE_ROOMS = [
+# From bottom to top. A new component is listed here and has a line in docs/design.md.
+CORE_LAYERS = [
     {"error"},
     {"request", "fixed_map"},
     {"queue"},
@@ -34,7 +34,7 @@ CORE_ROOMS = [
     {"sim"},
     {"lib"},
 ]
-BINDING_ROOMS = [
+BINDING_LAYERS = [
     {"error", "guard"},
     {"convert"},
     {"config"},
@@ -44,7 +44,7 @@ BINDING_ROOMS = [
     {"worker"},
     {"lib"},
 ]
-PACKAGE_ROOMS = [
+PACKAGE_LAYERS = [
     {"rows"},
     {"_native"},
     {"atomic", "config", "progress", "scheduler"},
@@ -67,32 +67,32 @@ def binding() -> Crate:
     return Crate(BINDING)
 
 
-def rooms_of(graph: Graph) -> dict[str, str]:
+def components_of(graph: Graph) -> dict[str, str]:
     return {module: module.partition("::")[0] for module in graph}
 
 
-def package_rooms(graph: Graph) -> dict[str, str]:
+def package_components(graph: Graph) -> dict[str, str]:
     return {module: [*module.split("."), "neuron_sched"][1] for module in graph}
 
 
-def unplaced(rooms: list[set[str]], room_of: dict[str, str]) -> set[str]:
-    return set(room_of.values()) - set().union(*rooms)
+def unplaced(layers: list[set[str]], component_of: dict[str, str]) -> set[str]:
+    return set(component_of.values()) - set().union(*layers)
 
 
 def test_the_core_has_layers_and_no_cycle(core: Crate):
     graph = core.graph()
     assert "config::bucket" in graph["config::rules"] and "kv" in graph["exclusive::scheduler"], "imports were not read"
-    assert unplaced(CORE_ROOMS, rooms_of(graph)) == set(), "give the room its place in CORE_ROOMS"
+    assert unplaced(CORE_LAYERS, components_of(graph)) == set(), "add the component to CORE_LAYERS"
     assert cycles(graph) == []
-    assert upward(graph, CORE_ROOMS, rooms_of(graph)) == []
+    assert upward(graph, CORE_LAYERS, components_of(graph)) == []
 
 
 def test_the_binding_has_layers_and_no_cycle(binding: Crate):
     graph = binding.graph()
     assert "exclusive::batch_ids" in graph["exclusive::step"], "imports were not read"
-    assert unplaced(BINDING_ROOMS, rooms_of(graph)) == set(), "give the room its place in BINDING_ROOMS"
+    assert unplaced(BINDING_LAYERS, components_of(graph)) == set(), "add the component to BINDING_LAYERS"
     assert cycles(graph) == []
-    assert upward(graph, BINDING_ROOMS, rooms_of(graph)) == []
+    assert upward(graph, BINDING_LAYERS, components_of(graph)) == []
 
 
 def test_the_package_has_layers_and_no_cycle():
@@ -100,10 +100,10 @@ def test_the_package_has_layers_and_no_cycle():
     # Loads the vLLM classes when they are asked for; tests below check that nothing else does.
     graph["neuron_sched"] -= {"neuron_sched.vllm", "neuron_sched.vllm.scheduler"}
     assert "neuron_sched.runner.shape" in graph["neuron_sched.runner.compiled"], "imports were not read"
-    rooms = [*PACKAGE_ROOMS, {"neuron_sched"}]
-    assert unplaced(rooms, package_rooms(graph)) == set(), "give the room its place in PACKAGE_ROOMS"
+    layers = [*PACKAGE_LAYERS, {"neuron_sched"}]
+    assert unplaced(layers, package_components(graph)) == set(), "add the component to PACKAGE_LAYERS"
     assert cycles(graph) == []
-    assert upward(graph, rooms, package_rooms(graph)) == []
+    assert upward(graph, layers, package_components(graph)) == []
 
 
 def test_decisions_own_no_queue_and_no_blocks(core: Crate):
@@ -189,6 +189,6 @@ def test_cycles_are_found():
 
 
 def test_upward_imports_are_found():
-    rooms = [{"low"}, {"high"}]
+    layers = [{"low"}, {"high"}]
     graph = {"low::x": {"high::y"}, "high::y": {"low::x"}}
-    assert upward(graph, rooms, rooms_of(graph)) == [("low::x", "high::y")]
+    assert upward(graph, layers, components_of(graph)) == [("low::x", "high::y")]

@@ -179,12 +179,12 @@ def cycles(graph: Graph) -> list[list[str]]:
     return found
 
 
-def upward(graph: Graph, rooms: list[set[str]], room_of: dict[str, str]) -> list[tuple[str, str]]:
-    """Imports between rooms that do not lead to a lower layer."""
-    height = {room: i for i, layer in enumerate(rooms) for room in layer}
+def upward(graph: Graph, layers: list[set[str]], component_of: dict[str, str]) -> list[tuple[str, str]]:
+    """Imports between layers that do not lead to a lower layer."""
+    height = {component: i for i, layer in enumerate(layers) for component in layer}
     return sorted(
         (name, target)
         for name, targets in graph.items()
         for target in targets
-        if room_of[name] != room_of[target] and height[room_of[target]] >= height[room_of[name]]
+        if component_of[name] != component_of[target] and height[component_of[target]] >= height[component_of[name]]
     )
